@@ -1,0 +1,257 @@
+"""Which models there are, and how they fared in each lane, alone and against each other.
+
+Only games with a trainable end (`completed`, `illegal_move`) count. A game whose players are all the same model is a
+mirror game: it is counted, and says nothing about strength.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from tasks.contracts import Episode, Mode, ModelRef, Status
+from tasks.errors import ConfigError, DatasetError
+from tasks.names import nearest
+from tasks.outcomes import Outcome, forfeits, outcomes, solved
+
+COUNTED = frozenset({Status.COMPLETED, Status.ILLEGAL_MOVE})
+
+
+@dataclass
+class Tally:
+    """Results of one side; `games` is the sum of the others. A win by another's illegal move is a forfeit win only."""
+
+    games: int = 0
+    wins: int = 0
+    draws: int = 0
+    losses: int = 0
+    forfeit_wins: int = 0
+
+    def add(self, outcome: Outcome | None, forfeit: bool) -> None:
+        """Count one result; None is no result."""
+        if outcome is None:
+            return
+        self.games += 1
+        self.wins += outcome is Outcome.WIN and not forfeit
+        self.draws += outcome is Outcome.DRAW
+        self.losses += outcome is Outcome.LOSS
+        self.forfeit_wins += forfeit
+
+
+@dataclass
+class SinglePlayerTally:
+    """Games for one player. `solved` counts those with a reward of 1 or more."""
+
+    games: int = 0
+    reward_sum: float = 0.0
+    solved: int = 0
+
+    @property
+    def mean_reward(self) -> float | None:
+        """Mean raw reward; None before the first game."""
+        return self.reward_sum / self.games if self.games else None
+
+    def add(self, reward: float | None) -> None:
+        """Count one game; one without a finite reward has no result."""
+        if reward is None or not math.isfinite(reward):
+            return
+        self.games += 1
+        self.reward_sum += reward
+        self.solved += solved(reward)
+
+
+@dataclass
+class ModelResults:
+    """One model in one lane. `versus` has a result for each of its players in games with other models."""
+
+    uid: str
+    mode: Mode
+    versus: Tally = field(default_factory=Tally)
+    single_player: SinglePlayerTally = field(default_factory=SinglePlayerTally)
+    mirror_games: int = 0
+
+
+@dataclass
+class PairResults:
+    """One model against another in one lane, from the first one's side: a result for each two players of a game."""
+
+    uid: str
+    against: str
+    mode: Mode
+    results: Tally = field(default_factory=Tally)
+
+
+@dataclass
+class _File:
+    """The content of `registry.json`. A change that readers would notice makes a new `version`."""
+
+    version: Literal[1]
+    current: str
+    models: list[ModelRef]
+    results: list[ModelResults]
+    pairs: list[PairResults]
+
+
+_FILE = TypeAdapter(_File)
+
+
+class ModelRegistry:
+    """The models of a run, the current checkpoint among them, and their results. For one thread, the driver's.
+
+    Args:
+        policy: the checkpoint in training.
+        path: where `save` writes.
+    """
+
+    def __init__(self, policy: ModelRef, path: Path | None = None) -> None:
+        self.path = path
+        self._policy = policy
+        self._models = {policy.uid: policy}
+        self._results: dict[tuple[str, Mode], ModelResults] = {}
+        self._pairs: dict[tuple[str, str, Mode], PairResults] = {}
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both hold the same models and results, wherever they are saved."""
+        return isinstance(other, ModelRegistry) and self._content() == other._content()
+
+    def current(self) -> ModelRef:
+        """The checkpoint in training."""
+        return self._policy
+
+    def add(self, model: ModelRef) -> None:
+        """Make a model known; adding the same one again does nothing.
+
+        Raises:
+            ConfigError: a different model has the same uid.
+        """
+        known = self._models.setdefault(model.uid, model)
+        if known != model:
+            raise ConfigError(f"two models share the uid {model.uid!r}: {known} and now {model}; give one a new uid")
+
+    def get(self, uid: str) -> ModelRef:
+        """The model with this uid.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        if uid not in self._models:
+            raise ConfigError(
+                f"there is no model {uid!r} in the registry; it knows {', '.join(self._models)}."
+                f"{nearest(uid, self._models)}"
+            )
+        return self._models[uid]
+
+    def results(self, uid: str, mode: Mode) -> ModelResults:
+        """How a model fared in one lane; zeros where it has not played.
+
+        Raises:
+            ConfigError: there is no such model.
+        """
+        return self._results.get((uid, mode)) or ModelResults(self.get(uid).uid, mode)
+
+    def pair(self, uid: str, against: str, mode: Mode) -> Tally:
+        """How `uid` fared against `against` in one lane, from its own side; zeros where they have not met.
+
+        Raises:
+            ConfigError: there is no such model.
+        """
+        found = self._pairs.get((uid, against, mode))
+        return found.results if found else PairResults(self.get(uid).uid, self.get(against).uid, mode).results
+
+    def record(self, episode: Episode) -> None:
+        """Count one ended game; its models become known. Games without a trainable end leave no result."""
+        for agent in episode.spec.agents:
+            self.add(agent.model)
+        if episode.status not in COUNTED or episode.rewards is None:
+            return
+        mode = episode.spec.mode
+        players = [self._results_of(agent.model.uid, mode) for agent in episode.spec.agents]
+        if len(players) == 1:
+            players[0].single_player.add(episode.rewards[0])
+        elif all(player is players[0] for player in players):
+            players[0].mirror_games += 1
+        else:
+            self._record_versus(episode, players)
+
+    def _record_versus(self, episode: Episode, players: list[ModelResults]) -> None:
+        rewards, offender = episode.rewards or (), episode.offender
+        ends = zip(players, outcomes(rewards, offender), forfeits(rewards, offender), strict=True)
+        for player, outcome, forfeit in ends:
+            player.versus.add(outcome, forfeit)
+        for one, other in itertools.permutations(range(len(players)), 2):
+            # An illegal move ends the game before the players who did not make it have a result between them.
+            if players[one] is players[other] or offender not in (None, one, other):
+                continue
+            both = (rewards[one], rewards[other])
+            by = None if offender is None else (one, other).index(offender)
+            tally = self._pair_of(players[one].uid, players[other].uid, episode.spec.mode)
+            tally.add(outcomes(both, by)[0], forfeits(both, by)[0])
+
+    def _results_of(self, uid: str, mode: Mode) -> ModelResults:
+        return self._results.setdefault((uid, mode), ModelResults(uid, mode))
+
+    def _pair_of(self, uid: str, against: str, mode: Mode) -> Tally:
+        return self._pairs.setdefault((uid, against, mode), PairResults(uid, against, mode)).results
+
+    def _content(self) -> _File:
+        return _File(
+            version=1,
+            current=self._policy.uid,
+            models=[model for _, model in sorted(self._models.items())],
+            results=[results for _, results in sorted(self._results.items())],
+            pairs=[pair for _, pair in sorted(self._pairs.items())],
+        )
+
+    def save(self) -> None:
+        """Write everything to `path` as JSON, atomically: a reader finds the old state or the new one.
+
+        Raises:
+            ConfigError: the registry was made without a path.
+            OSError: the folder cannot be written.
+        """
+        if self.path is None:
+            raise ConfigError("the model registry has no path to save to: make it as ModelRegistry(policy, path)")
+        temporary = self.path.with_name(f".{self.path.name}.tmp")
+        with temporary.open("wb") as file:
+            file.write(_FILE.dump_json(self._content(), indent=2) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, self.path)
+
+    @classmethod
+    def load(cls, path: Path) -> ModelRegistry:
+        """Read what `save` wrote.
+
+        Raises:
+            DatasetError: the file is missing, garbled or of another version.
+        """
+        try:
+            content = _FILE.validate_json(path.read_bytes())
+            models = {model.uid: model for model in content.models}
+            registry = cls(models[content.current], path)
+        except OSError as error:
+            raise _unreadable(path, error.strerror or str(error)) from error
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"])) or "the file"
+            raise _unreadable(path, f"{place}: {first['msg']}") from error
+        except KeyError as error:
+            raise _unreadable(path, f"current: {error} is none of its models") from error
+        registry._models = models
+        registry._results = {(found.uid, found.mode): found for found in content.results}
+        registry._pairs = {(found.uid, found.against, found.mode): found for found in content.pairs}
+        return registry
+
+
+def _unreadable(path: Path, reason: str) -> DatasetError:
+    return DatasetError(
+        f"{path} cannot be read as a model registry ({reason}); expected the registry.json of a run, version 1. "
+        "Take it from a run folder written by this version, or start a new registry: counts can be made again from the "
+        "run's episodes"
+    )
