@@ -20,7 +20,7 @@ LOG_EVERY_S = 1.5
 
 
 class Progress:
-    """Prints the stage, then the games. A context manager with a thread of its own, so that no import or start stalls it.
+    """Prints the stage, then the games. A context manager with its own thread, so that no import or start stalls it.
 
     Args:
         stream: where to; standard error by default.
@@ -43,12 +43,18 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stopped.set()
-        self._thread.join()
-        self._print(last=True)
+        self.close()
+
+    def close(self) -> None:
+        """Print a last line and be silent from then on. Closing twice is no error."""
+        if not self._stopped.is_set():
+            self._stopped.set()
+            self._thread.join()
+            self._print(last=True)
 
     def stage(self, text: str) -> None:
-        """What is being done now, in a few words."""
+        """What is being done now, in a few words; shown until `watch` has something better or the next stage."""
+        self._snapshot = lambda: None
         self._stage = text
         self._print()
 

@@ -1,0 +1,304 @@
+"""`GameScheduler`: keeps games in flight over the engines and streams their results until the buffer says stop.
+
+One thread, one loop: submit what there is room for, wait for events, deal with each. Every submitted game ends as
+exactly one episode, whatever happens to its worker, its engine or the driver's plans.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import uuid
+from collections import defaultdict, deque
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
+
+from distributed import Client, get_client
+
+from pipeline.config import VLLMConfig
+from pipeline.engine_pool import EnginePool
+from pipeline.env_samplers import BaseEnvSampler
+from pipeline.episode_store import BaseEpisodeStore
+from pipeline.game_futures import Event, GameEnded, GameLost
+from pipeline.game_specs import SpecBuilder
+from pipeline.interrupts import Interrupts
+from pipeline.ledger import Ledger, Snapshot
+from pipeline.model_samplers import BaseModelSampler
+from pipeline.placement import LANES_BY_PRIORITY
+from pipeline.replay import ReplayBuffer
+from pipeline.tracking import BaseTracker
+from tasks.contracts import Episode, GameSpec, Mode, Role, Status
+from tasks.errors import ConfigError, TooManyFailuresError, boundary
+
+TICK_S = 0.25
+CANCEL_GRACE_S = 10.0
+GAUGES_EVERY_S = 1.0
+
+
+@dataclass(frozen=True)
+class SchedulerOptions:
+    """How the scheduler bears with trouble.
+
+    Args:
+        prefetch: games queued beyond the quota, as a share of it, so that no slot waits for the driver.
+        retries: how often a game whose worker or engine died is played again.
+        max_consecutive_failures: failed games in a row that end the run.
+    """
+
+    prefetch: float = 0.25
+    retries: int = 2
+    max_consecutive_failures: int = 20
+
+
+class GameScheduler:
+    """Schedules games until the buffer signals stop, then lets the games in flight finish.
+
+    Engines start with `collect` and stop with it. As a context manager it keeps them up in between:
+    `with scheduler: scheduler.collect(8); scheduler.collect(8)`.
+
+    Args:
+        vllm_config: a mapping or a `VLLMConfig`.
+        tracker: hears of every episode and of every engine's figures.
+        buffer: takes the learning players' trajectories; its `continue_collection()` ends the collection.
+        model_sampler: the current checkpoint and the opponents.
+        env_sampler: which environment next.
+        action_sampler: how evaluation games choose among completions (`default`, `majority`, `majority:5`).
+        client: the cluster; `distributed.get_client()` when None.
+        store: keeps every episode; None keeps none.
+        seed: the same seed and configuration give the same sequence of games.
+        options: how to bear with trouble.
+
+    Raises:
+        ConfigError: a setting is wrong.
+    """
+
+    def __init__(
+        self,
+        vllm_config: VLLMConfig | Mapping[str, Any],
+        tracker: BaseTracker,
+        buffer: ReplayBuffer,
+        model_sampler: BaseModelSampler,
+        env_sampler: BaseEnvSampler,
+        action_sampler: str = "default",
+        *,
+        client: Client | None = None,
+        store: BaseEpisodeStore | None = None,
+        seed: int = 0,
+        options: SchedulerOptions | None = None,
+    ) -> None:
+        self.run_id = uuid.uuid4().hex[:12]
+        self.ledger = Ledger(self.run_id)
+        self.snapshot: Snapshot | None = None
+        self._vllm = VLLMConfig.of(vllm_config)
+        self._tracker = tracker
+        self._buffer = buffer
+        self._model_sampler = model_sampler
+        self._env_sampler = env_sampler
+        self._store = store
+        self._options = options or SchedulerOptions()
+        self._client = client
+        self._seed = seed
+        self._specs = SpecBuilder(self.run_id, self._vllm, env_sampler, model_sampler, action_sampler, seed)
+        self._kept_pool: EnginePool | None = None
+        self._again: dict[Mode, deque[GameSpec]] = {mode: deque() for mode in Mode}
+        self._failures_in_a_row = 0
+        self._gauges_at = 0.0
+
+    def __enter__(self) -> GameScheduler:
+        self._kept_pool = self._new_pool().__enter__()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        pool, self._kept_pool = self._kept_pool, None
+        if pool is not None:
+            pool.__exit__(*exc_info)
+
+    def _new_pool(self) -> EnginePool:
+        client = self._client or get_client()
+        return EnginePool(client, self._vllm.engine_spec(self._seed), self.run_id, random.Random(self._seed))
+
+    def collect(self, num_train_workers: int, num_eval_workers: int | None = None) -> Ledger:
+        """Play games until `buffer.continue_collection()` is false, then drain.
+
+        Args:
+            num_train_workers: most training games in flight.
+            num_eval_workers: most evaluation games in flight; 0 and None both mean no evaluation.
+
+        Returns:
+            The books, with every game accounted for.
+
+        Raises:
+            ConfigError: a quota out of range.
+            TooManyFailuresError: the budget of consecutive failures is spent.
+            EngineStartError, ClusterError: no engine is left to play on.
+            KeyboardInterrupt: after Ctrl-C, once the games in flight are in (or cancelled, after a second one).
+        """
+        quotas = self._check_quotas(num_train_workers, num_eval_workers or 0)
+        with ExitStack() as stack:
+            pool = self._kept_pool or stack.enter_context(self._new_pool())
+            interrupts = stack.enter_context(Interrupts())
+            pool.plan(quotas, self._options.prefetch)
+            try:
+                self._play(pool, interrupts)
+            except BaseException as error:
+                self.ledger.stopped_by = f"{type(error).__name__}: {error}"
+                self._cancel_all(pool)
+                raise
+            finally:
+                self.ledger.finished_at = time.time()
+                self.ledger.engines = dict(pool.figures)
+                if self._store is not None:
+                    self._store.flush()
+            if interrupts.draining:
+                raise KeyboardInterrupt
+        return self.ledger
+
+    def _check_quotas(self, train: int, evaluation: int) -> dict[Mode, int]:
+        if train < 1:
+            raise ConfigError(f"num_train_workers is {train}, expected at least 1")
+        if evaluation < 0:
+            raise ConfigError(f"num_eval_workers is {evaluation}, expected 0 or more")
+        if evaluation and not self._env_sampler.evaluation:
+            raise ConfigError(
+                f"num_eval_workers is {evaluation}, but the environment sampler has no evaluation environments: give "
+                "it some (`environments.eval`) or set num_eval_workers to 0"
+            )
+        return {Mode.TRAIN: train, Mode.EVAL: evaluation}
+
+    def _play(self, pool: EnginePool, interrupts: Interrupts) -> None:
+        while not interrupts.cancelling:
+            stopping = interrupts.draining or (bool(pool.ready) and not self._buffer.continue_collection())
+            self._submit(pool, new_games=not stopping)
+            self._report(pool)
+            if stopping and not len(pool.games) and not any(self._again.values()):
+                break
+            for event in pool.games.events(TICK_S):
+                pool.note(event)
+                self._deal_with(event)
+            pool.check()
+        else:
+            self._cancel_all(pool)
+        self.ledger.stopped_by = {0: "buffer", 1: "interrupt"}.get(interrupts.count, "cancel")
+
+    def _submit(self, pool: EnginePool, *, new_games: bool) -> None:
+        batch: dict[str, list[GameSpec]] = defaultdict(list)
+        for lane in LANES_BY_PRIORITY:
+            for _ in range(pool.balancer.room(lane)):
+                if self._again[lane]:
+                    spec = self._again[lane].popleft()
+                elif new_games:
+                    spec = self._specs.train() if lane is Mode.TRAIN else self._specs.evaluation()
+                    self.ledger.submit([spec])
+                else:
+                    break
+                batch[pool.balancer.place(lane)].append(spec)
+        pool.games.submit(batch)
+
+    def _deal_with(self, event: Event) -> None:
+        match event:
+            case GameEnded(episode):
+                self._finish(episode)
+            case GameLost(spec, _, reason):
+                if spec.attempt < self._options.retries:
+                    self.ledger.retry()
+                    self._again[spec.mode].append(replace(spec, attempt=spec.attempt + 1))
+                else:
+                    self._finish(_unplayed(spec, Status.FAILED, f"{reason} ({spec.attempt + 1} attempts)"))
+
+    def _finish(self, episode: Episode) -> None:
+        """One game's one row, then what others learn from it."""
+        self._record(episode)
+        self._model_sampler.update(episode)
+        if episode.spec.mode is Mode.TRAIN:
+            self._give_to_buffer(episode)
+        self._watch_failures(episode)
+
+    def _give_to_buffer(self, episode: Episode) -> None:
+        agents = episode.spec.agents
+        earned: dict[Role, list[float]] = defaultdict(list)
+        for agent in agents:
+            trajectory = episode.trajectory(agent.player_id)
+            if trajectory is None:
+                continue
+            earned[agent.role].append(trajectory.final_reward)
+            if agent.role is Role.ACTOR:
+                self._buffer.add_player_trajectory(trajectory, episode.spec.env_id)
+        if earned[Role.ACTOR]:
+            opponents = earned[Role.OPPONENT]
+            self._env_sampler.update(fmean(earned[Role.ACTOR]), fmean(opponents) if opponents else None)
+
+    def _watch_failures(self, episode: Episode) -> None:
+        if episode.status is Status.CANCELLED:
+            return
+        self._failures_in_a_row = self._failures_in_a_row + 1 if episode.status is Status.FAILED else 0
+        if self._failures_in_a_row >= self._options.max_consecutive_failures:
+            spec = episode.spec
+            raise TooManyFailuresError(
+                f"{self._failures_in_a_row} games in a row failed, which is the most allowed "
+                f"(max_consecutive_failures). The last one, {spec.game_id} of {spec.env_id}, said: {episode.reason}. "
+                "Look at `reason` in the episodes' shards; `selfplay show RUN` lists them"
+            )
+
+    def _cancel_all(self, pool: EnginePool) -> None:
+        """End every game that is out and record it; what does not answer in time is recorded as never played."""
+        waiting = [spec for queue in self._again.values() for spec in queue]
+        for queue in self._again.values():
+            queue.clear()
+        deadline = time.monotonic() + CANCEL_GRACE_S
+        # A cluster that is gone must not keep the games of its driver from being recorded.
+        with boundary() as cluster:
+            pool.games.cancel(list(pool.figures))
+        while len(pool.games) and cluster.error is None and time.monotonic() < deadline:
+            events: list[Event] = []
+            with boundary() as cluster:
+                events = pool.games.events(TICK_S)
+            for event in events:
+                if isinstance(event, GameEnded):
+                    self._record(event.episode)
+                elif isinstance(event, GameLost):
+                    waiting.append(event.spec)
+        for spec in waiting + pool.games.specs:
+            self._record(_unplayed(spec, Status.CANCELLED, "cancelled before it was played to its end"))
+        with boundary():
+            pool.games.abandon()
+
+    def _record(self, episode: Episode) -> None:
+        if self._store is not None:
+            self._store.add(episode)
+        self.ledger.finish(episode)
+        self._tracker.log_episode(episode)
+
+    def _report(self, pool: EnginePool) -> None:
+        """Refresh the snapshot, and about once a second the tracker's gauges."""
+        ledger, balancer = self.ledger, pool.balancer
+        outstanding = sum(balancer.outstanding(lane) for lane in Mode)
+        in_flight = balancer.in_flight()
+        evaluation = [tally for tally in ledger.environments.values() if tally.mode == Mode.EVAL]
+        self.snapshot = Snapshot(
+            stage=pool.stage,
+            seconds=time.time() - ledger.started_at,
+            done={mode: ledger.done(mode) for mode in Mode},
+            in_flight=in_flight,
+            queued=outstanding - in_flight,
+            failed=ledger.failed,
+            tokens_per_s=pool.tokens_per_s,
+            eval_wins=sum(tally.policy_wins for tally in evaluation),
+            eval_results=sum(tally.policy_results for tally in evaluation),
+            engines=len(pool.ready),
+        )
+        now = time.monotonic()
+        if now - self._gauges_at >= GAUGES_EVERY_S:
+            self._gauges_at = now
+            self._tracker.log_collection(
+                {"in_flight": in_flight, "queued": outstanding - in_flight, "tokens_per_s": self.snapshot.tokens_per_s}
+            )
+            for figures in pool.figures.values():
+                self._tracker.log_engine(figures)
+
+
+def _unplayed(spec: GameSpec, status: Status, reason: str) -> Episode:
+    now = time.time()
+    return Episode(spec, status, reason=reason, started_at=now, finished_at=now)
