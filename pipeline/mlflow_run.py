@@ -1,0 +1,150 @@
+"""One MLflow run: the only MLflow import. Called from the tracker's thread alone, with `MlflowClient` alone.
+
+The fluent interface (`mlflow.start_run` and the rest) keeps an active run per process, which is the user's.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+from pipeline.metric_names import clean_name
+from pipeline.run_params import CONFIG_ARTIFACT, config_text, flat_params
+
+RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
+"""How a run ends, in MLflow's words: as asked, by an error, by the user."""
+
+_REQUEST_TIMEOUT_S = 10
+_METRICS_PER_BATCH = 1000  # MLflow's limit
+_PARAMS_PER_BATCH = 100  # MLflow's limit
+
+
+class MLflowRun:
+    """One run in an MLflow store. `open`, `close` and the calls in `outbox` may raise whatever MLflow raises."""
+
+    def __init__(self, uri: str, artifacts: Path | None, experiment: str, run_name: str) -> None:
+        self.uri = uri
+        self.run_id: str | None = None
+        self.outbox: deque[Callable[[], None]] = deque()
+        self._artifacts = artifacts
+        self._experiment = experiment
+        self._run_name = run_name
+        self._started_ms = _now_ms()
+        self._client: Any = None
+        self._tagged: set[str] = set()
+
+    def open(self) -> None:
+        """Create store, experiment and run, as far as they are not there yet."""
+        if self.run_id is not None:
+            return
+        # Imported here, in the tracker's thread: the import alone takes a second or more.
+        from mlflow import MlflowClient
+
+        if self._artifacts is not None:
+            self._artifacts.mkdir(parents=True, exist_ok=True)
+        self._client = MlflowClient(self.uri)
+        run = self._client.create_run(self._experiment_id(), start_time=self._started_ms, run_name=self._run_name)
+        self.run_id = run.info.run_id
+
+    def close(self, status: RunStatus) -> None:
+        """Give the run its end."""
+        self._client.set_terminated(self.run_id, status)
+
+    def add_config(self, config: Mapping[str, Any]) -> None:
+        """Queue the configuration as parameters and as one artifact."""
+        params = iter([(clean_name(name), value) for name, value in flat_params(config).items()])
+        while batch := dict(islice(params, _PARAMS_PER_BATCH)):
+            self.outbox.append(partial(self._log_params, batch))
+        self.outbox.append(partial(self._log_text, config_text(config), CONFIG_ARTIFACT))
+
+    def add_engines(self, engines: Mapping[str, str]) -> None:
+        """Queue a tag for each engine not tagged yet; `engines` maps addresses to names."""
+        for address, name in engines.items():
+            if name not in self._tagged:
+                self._tagged.add(name)
+                self.outbox.append(partial(self._set_tag, name, address))
+
+    def add_metrics(self, values: Mapping[str, float], step: int) -> None:
+        """Queue one point per raw name, all at `step` and now."""
+        points, now = iter(values.items()), _now_ms()
+        while batch := dict(islice(points, _METRICS_PER_BATCH)):
+            self.outbox.append(partial(self._log_metrics, batch, now, step))
+
+    def may_pass(self, error: Exception) -> bool:
+        """Whether the same call can succeed later: the server is away, overloaded or does not know us (yet)."""
+        from mlflow.exceptions import MlflowException
+
+        if not isinstance(error, MlflowException):
+            return False
+        status = error.get_http_status_code()
+        return status >= 500 or status in (401, 403, 408, 429)
+
+    def _experiment_id(self) -> str:
+        from mlflow.exceptions import MlflowException
+
+        experiment = self._client.get_experiment_by_name(self._experiment)
+        if experiment is None:
+            location = None if self._artifacts is None else self._artifacts.as_uri()
+            try:
+                return str(self._client.create_experiment(self._experiment, artifact_location=location))
+            except MlflowException:
+                # Another run may have created it in between.
+                experiment = self._client.get_experiment_by_name(self._experiment)
+                if experiment is None:
+                    raise
+        return str(experiment.experiment_id)
+
+    # Synchronous whatever MLFLOW_ENABLE_ASYNC_LOGGING says: the tracker's thread has to see the errors.
+
+    def _log_params(self, params: Mapping[str, str]) -> None:
+        from mlflow.entities import Param
+
+        entities = [Param(name, value) for name, value in params.items()]
+        self._client.log_batch(self.run_id, params=entities, synchronous=True)
+
+    def _log_metrics(self, values: Mapping[str, float], now_ms: int, step: int) -> None:
+        from mlflow.entities import Metric
+
+        entities = [Metric(clean_name(name), value, now_ms, step) for name, value in values.items()]
+        self._client.log_batch(self.run_id, metrics=entities, synchronous=True)
+
+    def _set_tag(self, name: str, value: str) -> None:
+        self._client.set_tag(self.run_id, name, value, synchronous=True)
+
+    def _log_text(self, text: str, artifact: str) -> None:
+        self._client.log_text(self.run_id, text, artifact)
+
+
+@contextmanager
+def mlflow_settings(uri: str) -> Iterator[None]:
+    """MLflow without telemetry, chatter and minutes of retries; a setting that the user made stays as it is.
+
+    MLflow takes these from the process's environment only. Its retries of a failed request (7, over four minutes) would
+    hold up warnings and the end of the run, and the tracker's thread tries again by itself: so one try per request, for
+    as long as the tracker lives.
+    """
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    for name in ("mlflow.store.db", "alembic"):
+        chatty = logging.getLogger(name)
+        if chatty.level == logging.NOTSET:
+            chatty.setLevel(logging.WARNING)
+    wanted = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": str(_REQUEST_TIMEOUT_S)}
+    ours = {name: value for name, value in wanted.items() if uri.startswith("http") and name not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            os.environ.pop(name, None)
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)
