@@ -1,0 +1,346 @@
+"""The dataset's format: what an episode becomes, what is refused, what a reader may rely on."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasks.contracts import (
+    AdapterRef,
+    AgentSpec,
+    GameSpec,
+    Mode,
+    ModelKind,
+    ModelRef,
+    Role,
+    SamplingSpec,
+)
+from tasks.errors import DatasetError
+from tasks.schemas import EPISODE_SCHEMA, STEP_SCHEMA, VERSION_KEY
+from tasks.shards import episodes_table, read_episodes, read_steps, steps_table, to_json, write_shard
+from tests.unit.example_episodes import SAID, cancelled_episode, full_episode
+
+
+def write_run(run_dir: Path, episodes: pa.Table, steps: pa.Table, name: str = "00000-aa.parquet") -> None:
+    for table, folder in ((episodes, "episodes"), (steps, "steps")):
+        (run_dir / "replay" / folder).mkdir(parents=True, exist_ok=True)
+        write_shard(table, run_dir / "replay" / folder / name)
+
+
+def spec_from_row(row: Mapping[str, Any]) -> GameSpec:
+    """What a replay does: the spec again, from nothing but the stored row."""
+    agents = []
+    for player in range(row["num_players"]):
+        uid = row["adapter_uid"][player]
+        adapter = None if uid is None else AdapterRef(uid, row["adapter_path"][player])
+        version, kind = row["policy_version"][player], ModelKind(row["model_kind"][player])
+        sampling = None if row["sampling"][player] is None else json.loads(row["sampling"][player])
+        agents.append(
+            AgentSpec(
+                player_id=player,
+                role=Role(row["role"][player]),
+                model=ModelRef(row["model_uid"][player], kind, version, adapter),
+                prompt_template=row["prompt_template"][player],
+                action_extraction=row["action_extraction"][player],
+                action_sampler=row["action_sampler"][player],
+                sampling=sampling and SamplingSpec(**{**sampling, "stop": tuple(sampling["stop"])}),
+            )
+        )
+    plain = ("run_id", "game_id", "env_id", "num_players", "seed", "group_id", "group_index", "attempt")
+    limits = ("error_allowance", "max_turns", "time_limit_s")
+    return GameSpec(
+        mode=Mode(row["mode"]),
+        agents=tuple(agents),
+        env_kwargs=json.loads(row["env_kwargs"]),
+        **{name: row[name] for name in plain + limits},
+    )
+
+
+def test_an_episode_row_says_how_the_game_ended() -> None:
+    row = episodes_table([full_episode()]).to_pylist()[0]
+    expected = {
+        "status": "illegal_move",
+        "reason": "Player 1 made an invalid move.",
+        "offender": 1,
+        "rewards": [1.0, -1.0],
+        "outcome": ["win", "loss"],
+        "turns": 2,
+        "player_info": ['{"turns": 1}', '{"turns": 1}'],
+        "started_at": datetime(2023, 11, 14, 22, 13, 20, 250_000, tzinfo=UTC),
+        "finished_at": datetime(2023, 11, 14, 22, 13, 21, 500_000, tzinfo=UTC),
+        "duration_s": 1.25,
+        "worker": "tcp://127.0.0.1:40001",
+    }
+    assert {name: row[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize("episode", [full_episode(), cancelled_episode()], ids=["full", "cancelled"])
+def test_the_game_spec_can_be_rebuilt_from_an_episode_row(episode: Any) -> None:
+    assert spec_from_row(episodes_table([episode]).to_pylist()[0]) == episode.spec
+
+
+def test_a_game_that_never_began_has_a_row_and_no_steps() -> None:
+    row = episodes_table([cancelled_episode()]).to_pylist()[0]
+    unset = ("rewards", "outcome", "offender", "started_at", "finished_at", "duration_s")
+    assert [row[name] for name in unset] == [None] * len(unset)
+    assert (row["turns"], row["status"], row["player_info"], row["worker"]) == (0, "cancelled", [], "")
+    assert steps_table([cancelled_episode()]).num_rows == 0
+
+
+def test_a_player_without_a_reward_is_null_and_the_others_stay() -> None:
+    row = episodes_table([full_episode(rewards=(1.0, None), offender=None)]).to_pylist()[0]
+    assert row["rewards"] == [1.0, None]
+    assert steps_table([full_episode(rewards=(1.0, None))])["final_reward"].to_pylist() == [1.0, None]
+
+
+def test_a_step_row_holds_what_was_seen_said_parsed_and_earned() -> None:
+    said, answered = steps_table([full_episode()]).to_pylist()
+    assert said == {
+        "run_id": "run-1",
+        "game_id": "game-full",
+        "attempt": 1,
+        "env_id": "KuhnPoker-v0-train",
+        "mode": "train",
+        "step_index": 0,
+        "player_id": 0,
+        "role": "actor",
+        "model_uid": "policy@3",
+        "policy_version": 3,
+        "observation": "Your card: K",
+        "prompt_ids": [1, 2, 3],
+        "completion": "I have a king: \\boxed{bet}",
+        "completion_ids": [4, 5],
+        "logprobs": [-0.5, -0.25],
+        "action": "[bet]",
+        "format_ok": True,
+        "illegal": False,
+        "finish_reason": "stop",
+        "action_sampler": "majority",
+        "votes": '{"[bet]": 2, "[check]": 1}',
+        "confidence": 2 / 3,
+        "entropy": 0.6365,
+        "generated_tokens": 6,
+        "cached_tokens": 2,
+        "info": '{"pot": 2}',
+        "reward": 0.5,
+        "final_reward": 1.0,
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "top_k": 20,
+        "max_tokens": 16,
+        "stop": ["\n\n"],
+        "latency_s": 0.125,
+    }
+    unset = ("policy_version", "finish_reason", "votes", "confidence", "entropy", "reward")
+    scripted = ("temperature", "top_p", "top_k", "max_tokens", "stop")
+    assert [answered[name] for name in unset + scripted] == [None] * len(unset + scripted)
+    assert (answered["illegal"], answered["final_reward"], answered["prompt_ids"]) == (True, -1.0, [])
+
+
+def test_steps_of_several_games_keep_their_order() -> None:
+    table = steps_table([full_episode("b"), cancelled_episode(), full_episode("a")])
+    assert table["game_id"].to_pylist() == ["b", "b", "a", "a"]
+    assert table["step_index"].to_pylist() == [0, 1, 0, 1]
+
+
+def test_the_tables_follow_the_schemas_even_when_empty() -> None:
+    for table, schema in ((episodes_table([]), EPISODE_SCHEMA), (steps_table([]), STEP_SCHEMA)):
+        assert table.schema.equals(schema, check_metadata=True)
+
+
+@given(st.text(alphabet=st.characters(codec=None)))
+def test_any_text_can_be_stored(text: str) -> None:
+    step = replace(SAID, observation=text, choice=replace(SAID.choice, completion=text))
+    episode = full_episode(steps=(step,), reason=text, player_info=(text, ""))
+    stored = text.encode("utf-8", "backslashreplace").decode()
+    assert steps_table([episode])["completion"].to_pylist() == [stored]
+    assert episodes_table([episode])["player_info"].to_pylist() == [[stored, ""]]
+
+
+def test_lone_surrogates_are_kept_as_their_escape() -> None:
+    assert episodes_table([full_episode(reason="a\ud800b")])["reason"].to_pylist() == ["a\\ud800b"]
+
+
+def test_a_value_of_a_wrong_type_is_refused_by_its_column() -> None:
+    with pytest.raises(DatasetError, match=r"column 'worker' takes string, got a value that is not"):
+        episodes_table([full_episode(worker=5)])
+    with pytest.raises(DatasetError, match=r"column 'prompt_ids' takes list<item: int32>, got a value that is not"):
+        steps_table([full_episode(steps=(replace(SAID, choice=replace(SAID.choice, prompt_ids=(2**80,))),))])
+
+
+def test_a_null_where_a_value_must_be_is_refused_by_its_column_and_row() -> None:
+    with pytest.raises(DatasetError, match=r"column 'worker' takes no null, got one in row 1: give every episode"):
+        episodes_table([full_episode(), full_episode(worker=None)])
+
+
+class Opaque:
+    pass
+
+
+class Broken:
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+ODD: list[tuple[object, object]] = [
+    ({"a": float("nan"), "b": float("inf"), "c": 1.5}, {"a": None, "b": None, "c": 1.5}),
+    ({2: "two", None: 0, (1, 2): 1}, {"(1, 2)": 1, "2": "two", "None": 0}),
+    ({"b", "a"}, ["a", "b"]),
+    ((1, [2, (3,)]), [1, [2, [3]]]),
+    (Mode.TRAIN, "train"),
+    (np.array([[1, 2]]), [[1, 2]]),
+    (
+        {"r": np.float32(0.5), "n": np.int64(3), "ok": np.bool_(True), "x": np.float64("nan")},
+        {"r": 0.5, "n": 3, "ok": True, "x": None},
+    ),
+    (Opaque(), f"<{__name__}.Opaque object>"),
+    (b"x", "b'x'"),
+    ({"a": "\ud800é"}, {"a": "\ud800é"}),
+    (Broken(), "<Broken: RuntimeError>"),
+    (10**5000, "<int: ValueError>"),
+]
+
+
+@pytest.mark.parametrize(("value", "expected"), ODD, ids=[type(value).__name__ for value, _ in ODD])
+def test_to_json_has_a_form_for_every_value(value: object, expected: object) -> None:
+    text = to_json(value)
+    assert text.isascii()
+    assert json.loads(text) == expected
+
+
+def test_to_json_ends_on_a_value_that_contains_itself() -> None:
+    loop: dict[str, Any] = {}
+    loop["self"] = loop
+    assert json.loads(to_json(loop)) == "<dict: RecursionError>"
+
+
+def test_to_json_gives_equal_values_equal_text() -> None:
+    items = [(f"k{i}", {f"s{j}" for j in range(20)}) for i in range(20)]
+    shuffled = random.Random(0).sample(items, len(items))
+    assert to_json(dict(items)) == to_json(dict(shuffled))
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=50)
+@given(JSON)
+def test_to_json_keeps_what_json_can_hold(value: object) -> None:
+    assert json.loads(to_json(value)) == value
+
+
+def test_shards_read_back_as_they_were_written(tmp_path: Path) -> None:
+    first, second = [full_episode("a"), cancelled_episode("b")], [full_episode("c")]
+    write_run(tmp_path, episodes_table(first), steps_table(first), "00000-aa.parquet")
+    write_run(tmp_path, episodes_table(second), steps_table(second), "00001-aa.parquet")
+    assert read_episodes(tmp_path).equals(episodes_table(first + second), check_metadata=True)
+    assert read_steps(tmp_path).equals(steps_table(first + second), check_metadata=True)
+    assert read_steps(tmp_path, game_id="c").equals(steps_table(second))
+    assert read_steps(tmp_path, columns=["action"]).to_pylist() == [{"action": "[bet]"}, {"action": "[fold]"}] * 2
+
+
+def test_a_shard_is_compressed_and_nothing_temporary_stays(tmp_path: Path) -> None:
+    write_run(tmp_path, episodes_table([full_episode()]), steps_table([full_episode()]))
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["00000-aa.parquet"] * 2
+    metadata = pq.read_metadata(tmp_path / "replay/steps/00000-aa.parquet")
+    assert metadata.row_group(0).column(0).compression == "ZSTD"
+
+
+def test_readers_do_not_see_a_shard_that_is_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(tmp_path, episodes_table([full_episode()]), steps_table([full_episode()]))
+    seen: list[int] = []
+
+    def look(descriptor: int) -> None:
+        assert len(list((tmp_path / "replay/episodes").iterdir())) == 2
+        seen.extend((read_episodes(tmp_path).num_rows, pq.read_table(tmp_path / "replay/episodes").num_rows))
+        monkeypatch.undo()
+
+    monkeypatch.setattr("tasks.shards.os.fsync", look)
+    write_shard(episodes_table([full_episode("b")]), tmp_path / "replay/episodes/00001-aa.parquet")
+    assert seen == [1, 1]
+    assert read_episodes(tmp_path).num_rows == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "advice"),
+    [
+        (errno.ENOSPC, "the disk is full: free space on it, or give another run folder"),
+        (errno.EROFS, "the file system is read-only: mount it for writing"),
+        (errno.EIO, "check that the folder exists and can be written to"),
+    ],
+)
+def test_a_write_that_fails_says_where_why_and_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, advice: str
+) -> None:
+    def refuse(source: Path, target: Path) -> None:
+        raise OSError(code, os.strerror(code), str(target))
+
+    monkeypatch.setattr("tasks.shards.os.replace", refuse)
+    path = tmp_path / "a.parquet"
+    with pytest.raises(DatasetError) as caught:
+        write_shard(episodes_table([]), path)
+    for part in (f"cannot write shard {path}", f"[Errno {code}]", os.strerror(code), advice):
+        assert part in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_writing_where_no_folder_is_reports_the_first_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(DatasetError, match=r"cannot write shard .*file/a\.parquet: \[Errno 20\] Not a directory"):
+        write_shard(episodes_table([]), tmp_path / "file" / "a.parquet")
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    for read in (read_episodes, read_steps):
+        with pytest.raises(DatasetError, match=r"no run's dataset at .*replay.*: give the folder named with --run-dir"):
+            read(tmp_path)
+
+
+def test_a_run_before_its_first_shard_has_no_rows(tmp_path: Path) -> None:
+    (tmp_path / "replay/episodes").mkdir(parents=True)
+    table = read_episodes(tmp_path)
+    assert (table.num_rows, table.schema.names) == (0, EPISODE_SCHEMA.names)
+
+
+def test_a_damaged_shard_is_named(tmp_path: Path) -> None:
+    write_run(tmp_path, episodes_table([full_episode()]), steps_table([full_episode()]))
+    (tmp_path / "replay/steps/00000-aa.parquet").write_bytes(b"PAR1")
+    with pytest.raises(DatasetError, match=r"shard .*steps/00000-aa\.parquet cannot be read: .*; copy it again"):
+        read_steps(tmp_path)
+
+
+@pytest.mark.parametrize("metadata", [{VERSION_KEY: b"2"}, None], ids=["newer", "none"])
+def test_another_schema_version_is_refused(tmp_path: Path, metadata: dict[bytes, bytes] | None) -> None:
+    episodes = episodes_table([full_episode()]).replace_schema_metadata(metadata)
+    write_run(tmp_path, episodes, steps_table([full_episode()]))
+    with pytest.raises(
+        DatasetError, match=r"has schema version (2|none), this release reads 1: read it with the release"
+    ):
+        read_episodes(tmp_path)
+
+
+def test_a_shard_from_before_a_column_was_added_reads_as_null(tmp_path: Path) -> None:
+    write_run(tmp_path, episodes_table([full_episode()]), steps_table([full_episode()]).drop_columns(["entropy"]))
+    assert read_steps(tmp_path)["entropy"].to_pylist() == [None, None]
