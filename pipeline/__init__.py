@@ -1,1 +1,81 @@
-"""The driver."""
+"""The driver: decides what is played, keeps games in flight, stores and reports. A map of the loop, in its order:
+
+1. `config` reads one YAML into typed settings; `cluster` connects to Dask and sees that it can carry the run.
+2. `env_samplers` and `model_samplers` choose environment and opponent; `game_specs` makes the next `GameSpec`.
+3. `placement` names the engine that plays it; `game_futures` submits it there as a Dask future; `engine_pool` starts
+   the engines and watches them.
+4. `game_scheduler` is the loop: submit what there is room for, deal with every event, end every game as one episode.
+5. `episode_store` keeps all episodes as Parquet; `replay` holds what the learner draws from and says when to stop;
+   `model_registry` keeps the results; `tracking` tells MLflow.
+6. `ledger` holds the books behind `summary.json`; `progress` and `report` show them; `transcript` reads a run back.
+
+`launch` puts the parts together for the command line, `cli`. The names below are the public interface; importing this
+package loads none of them before it is asked for (PEP 562).
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pipeline.cluster import connect
+    from pipeline.config import ClusterConfig, EvalEnvSpec, LoraConfig, RunConfig, TrainEnvSpec, VLLMConfig
+    from pipeline.env_samplers import BaseEnvSampler, RoundRobinEnvSampler, UniformEnvSampler, WeightedEnvSampler
+    from pipeline.episode_store import BaseEpisodeStore, EpisodeStore
+    from pipeline.game_scheduler import GameScheduler, SchedulerOptions
+    from pipeline.model_registry import ModelRegistry
+    from pipeline.model_samplers import BaseModelSampler, FixedSampler, MirrorSampler
+    from pipeline.replay import ReplayBuffer, StepBuffer, StopConditions
+    from pipeline.tracking import BaseTracker, MLflowTracker, NullTracker
+
+__all__ = [
+    "BaseEnvSampler",
+    "BaseEpisodeStore",
+    "BaseModelSampler",
+    "BaseTracker",
+    "ClusterConfig",
+    "EpisodeStore",
+    "EvalEnvSpec",
+    "FixedSampler",
+    "GameScheduler",
+    "LoraConfig",
+    "MLflowTracker",
+    "MirrorSampler",
+    "ModelRegistry",
+    "NullTracker",
+    "ReplayBuffer",
+    "RoundRobinEnvSampler",
+    "RunConfig",
+    "SchedulerOptions",
+    "StepBuffer",
+    "StopConditions",
+    "TrainEnvSpec",
+    "UniformEnvSampler",
+    "VLLMConfig",
+    "WeightedEnvSampler",
+    "connect",
+]
+
+_HOMES = {
+    "cluster": ("connect",),
+    "config": ("ClusterConfig", "EvalEnvSpec", "LoraConfig", "RunConfig", "TrainEnvSpec", "VLLMConfig"),
+    "env_samplers": ("BaseEnvSampler", "RoundRobinEnvSampler", "UniformEnvSampler", "WeightedEnvSampler"),
+    "episode_store": ("BaseEpisodeStore", "EpisodeStore"),
+    "game_scheduler": ("GameScheduler", "SchedulerOptions"),
+    "model_registry": ("ModelRegistry",),
+    "model_samplers": ("BaseModelSampler", "FixedSampler", "MirrorSampler"),
+    "replay": ("ReplayBuffer", "StepBuffer", "StopConditions"),
+    "tracking": ("BaseTracker", "MLflowTracker", "NullTracker"),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'pipeline' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"pipeline.{_HOME_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

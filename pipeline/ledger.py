@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tasks.contracts import EngineFigures, Episode, GameSpec, Mode, ModelKind, Status
+from tasks.contracts import EngineFigures, Episode, GameSpec, Mode, ModelKind, Role, Status
 from tasks.outcomes import Outcome, outcomes, solved
 
 SUMMARY_VERSION = 1
@@ -70,7 +70,7 @@ class EnvironmentTally:
             self.solved += solved(rewards[0])
             return
         results = outcomes(episode.rewards, episode.offender) or ()
-        versions = {agent.model.policy_version for agent in episode.spec.agents}
+        roles = {agent.role for agent in episode.spec.agents}
         for player_id, (player, result) in enumerate(zip(self.players, results, strict=False)):
             if result is None:
                 continue
@@ -78,7 +78,7 @@ class EnvironmentTally:
             player.draws += result is Outcome.DRAW
             player.losses += result is Outcome.LOSS
             player.forfeit_wins += result is Outcome.WIN and episode.offender is not None
-            if len(versions) > 1 and episode.spec.agents[player_id].model.policy_version is not None:
+            if len(roles) > 1 and episode.spec.agents[player_id].role is Role.ACTOR:
                 self.policy_results += 1
                 self.policy_wins += result is Outcome.WIN
 

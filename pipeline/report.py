@@ -53,7 +53,8 @@ def print_report(ledger: Ledger, run_dir: Path, tracking_uri: str, console: Cons
     told = ", ".join(f"{count} {status.value}" for status, count in ends.items() if count)
     console.print(f"{total} games submitted: {told or 'none ended'}", highlight=False)
     if ledger.generated_tokens:
-        console.print(f"{ledger.generated_tokens} tokens generated, {ledger.tokens_per_s:.0f} tokens/s", highlight=False)
+        rate = f"{ledger.generated_tokens} tokens generated, {ledger.tokens_per_s:.0f} tokens/s"
+        console.print(rate, highlight=False)
     first = f"{Mode.TRAIN.value}-000000"
     for line in (
         f"shards  {run_dir / 'replay'}",
