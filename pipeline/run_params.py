@@ -21,7 +21,8 @@ _SECRET_KEY = re.compile(
     r"(?:^|[_\-. ])(?:token|passw(?:or)?d|secret|credentials?|authorization|(?:api|access|secret|private)[_\- ]?key)$",
     re.IGNORECASE,
 )
-_URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+# Up to the last @: a password may hold any sign, also those that should have been escaped.
+_URL_LOGIN = re.compile(r"(?<=://)\S+(?=@)")
 
 
 def redact(text: str) -> str:
