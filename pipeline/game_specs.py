@@ -1,0 +1,162 @@
+"""Makes the next `GameSpec` of either lane: environment, seed, who sits where and how they answer.
+
+The same configuration and seed give the same sequence of training specs and the same sequence of evaluation specs, each
+whatever the other lane asked for in between, as long as the samplers do not look at results.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import deque
+from collections.abc import Iterator
+
+from pipeline.config import EvalEnvSpec, TrainEnvSpec, VLLMConfig
+from pipeline.env_samplers import BaseEnvSampler
+from pipeline.model_samplers import BaseModelSampler, opponent_ref
+from tasks.contracts import AgentSpec, GameSpec, Mode, ModelKind, ModelRef, Role
+from tasks.errors import ConfigError
+
+SEED_BITS = 63
+
+
+class SpecBuilder:
+    """Numbers the games of a run and fills in their specs.
+
+    Args:
+        run_id: goes into every spec.
+        vllm: how the engine samples.
+        env_sampler: which environment next.
+        model_sampler: the current checkpoint and training opponents.
+        action_sampler: how the policy chooses among completions in evaluation; in training it is always `default`.
+        seed: of game seeds and of who sits where.
+
+    Raises:
+        ConfigError: an evaluation opponent does not exist, or needs an engine or LoRA that the run does not have.
+        AdapterError: the folder of an evaluation opponent's adapter is incomplete.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        vllm: VLLMConfig,
+        env_sampler: BaseEnvSampler,
+        model_sampler: BaseModelSampler,
+        action_sampler: str,
+        seed: int,
+    ) -> None:
+        self._run_id = run_id
+        self._vllm = vllm
+        self._env_sampler = env_sampler
+        self._model_sampler = model_sampler
+        self._eval_action_sampler = action_sampler
+        self._train_seeds = random.Random(f"training games {seed}")
+        self._eval_seeds = random.Random(f"evaluation games {seed}")
+        self._seats = random.Random(f"seats {seed}")
+        self._numbers = {mode: itertools.count() for mode in Mode}
+        self._fixed_opponents: dict[str, ModelRef] = {}
+        self._eval_round: deque[tuple[EvalEnvSpec, int, frozenset[int]]] = deque()
+        for env in env_sampler.evaluation:
+            self._check_playable(self._fixed_opponent(env))
+
+    def train(self) -> GameSpec:
+        """The next training game: learning players at random seats, opponents at the rest.
+
+        Raises:
+            ConfigError: the model sampler chose a model that this run cannot play.
+        """
+        env = self._env_sampler.sample()
+        seats = self._seats.sample(range(env.num_players), _num_actors(env))
+        policy = self._model_sampler.current()
+        agents = [
+            self._agent(env, seat, Role.ACTOR, policy)
+            if seat in seats
+            else self._agent(env, seat, Role.OPPONENT, self._model_sampler.sample_opponent(env))
+            for seat in range(env.num_players)
+        ]
+        return self._spec(Mode.TRAIN, env, self._train_seeds.getrandbits(SEED_BITS), agents)
+
+    def evaluation(self) -> GameSpec:
+        """The next evaluation game: the policy against the environment's fixed opponent.
+
+        A seed is played once from each position of the policy before the next seed begins.
+
+        Raises:
+            ConfigError: there is no evaluation environment.
+        """
+        if not self._eval_round:
+            self._eval_round.extend(self._new_round())
+        env, seed, seats = self._eval_round.popleft()
+        policy, opponent = self._model_sampler.current(), self._fixed_opponent(env)
+        agents = [
+            self._agent(env, seat, Role.ACTOR, policy, self._eval_action_sampler)
+            if seat in seats
+            else self._agent(env, seat, Role.OPPONENT, opponent)
+            for seat in range(env.num_players)
+        ]
+        return self._spec(Mode.EVAL, env, seed, agents)
+
+    def _new_round(self) -> Iterator[tuple[EvalEnvSpec, int, frozenset[int]]]:
+        """The next environment and seed, with the seats of the policy in each of its games."""
+        env = self._env_sampler.sample_eval()
+        seed = self._eval_seeds.getrandbits(SEED_BITS)
+        players, actors = env.num_players, _num_actors(env)
+        # A policy that holds every seat would play the same game from each of them.
+        for first in range(players if actors < players else 1):
+            yield env, seed, frozenset((first + step) % players for step in range(actors))
+
+    def _spec(self, mode: Mode, env: TrainEnvSpec | EvalEnvSpec, seed: int, agents: list[AgentSpec]) -> GameSpec:
+        game_id = f"{mode}-{next(self._numbers[mode]):06d}"
+        return GameSpec(
+            run_id=self._run_id,
+            game_id=game_id,
+            mode=mode,
+            env_id=env.env_id,
+            num_players=env.num_players,
+            seed=seed,
+            agents=tuple(agents),
+            group_id=game_id,
+            env_kwargs=dict(env.env_kwargs),
+            error_allowance=env.error_allowance,
+            max_turns=env.max_turns,
+            time_limit_s=env.time_limit_s,
+        )
+
+    def _agent(
+        self, env: TrainEnvSpec | EvalEnvSpec, seat: int, role: Role, model: ModelRef, action_sampler: str = "default"
+    ) -> AgentSpec:
+        self._check_playable(model)
+        scripted = model.kind is ModelKind.SCRIPTED
+        return AgentSpec(
+            player_id=seat,
+            role=role,
+            model=model,
+            prompt_template=env.prompt_template,
+            action_extraction=env.action_extraction,
+            # A scripted player has no completions to choose among.
+            action_sampler="default" if scripted else action_sampler,
+            sampling=None if scripted else self._vllm.sampling(),
+        )
+
+    def _fixed_opponent(self, env: EvalEnvSpec) -> ModelRef:
+        """Looked up once per name, because an adapter's uid costs reading its weights."""
+        name = env.fixed_opponent
+        if name not in self._fixed_opponents:
+            self._fixed_opponents[name] = opponent_ref(name)
+        return self._fixed_opponents[name]
+
+    def _check_playable(self, model: ModelRef) -> None:
+        if model.kind is ModelKind.ENGINE and self._vllm.policy().kind is ModelKind.SCRIPTED:
+            raise ConfigError(
+                f"the model {model.uid!r} needs an engine, but vllm.model_name {self._vllm.model_name!r} has none: "
+                "name a language model there, or scripted opponents only"
+            )
+        if model.adapter is not None and self._vllm.lora_config is None:
+            raise ConfigError(
+                f"the model {model.uid!r} is a LoRA adapter, but vllm.lora_config is not set: "
+                "set it to at least the adapter's rank, or name another opponent"
+            )
+
+
+def _num_actors(env: TrainEnvSpec | EvalEnvSpec) -> int:
+    return env.num_players if env.num_actors is None else env.num_actors

@@ -1,0 +1,142 @@
+"""Who plays the next game: the checkpoint in training, and opponents for the players that do not learn."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline.config import TrainEnvSpec
+from pipeline.model_registry import ModelRegistry
+from pipeline.named_classes import find_class
+from tasks.contracts import AdapterRef, Episode, ModelKind, ModelRef
+from tasks.errors import AdapterError, ConfigError
+from tasks.names import nearest
+
+SCRIPTED_OPPONENTS = ("scripted:random", "scripted:first")
+
+
+class BaseModelSampler(ABC):
+    """Chooses the models of training games. Subclass it with `sample_opponent`, and with `update` to look at results.
+
+    Args:
+        registry: the models there are; `registry.current()` is the checkpoint in training.
+        seed: the same seed gives the same sequence of opponents.
+    """
+
+    def __init__(self, registry: ModelRegistry, seed: int = 0) -> None:
+        self.registry = registry
+        self.rng = random.Random(f"opponents {seed}")
+
+    def current(self) -> ModelRef:
+        """The checkpoint that the learning players use, at the version a game submitted now is bound to."""
+        return self.registry.current()
+
+    @abstractmethod
+    def sample_opponent(self, env: TrainEnvSpec) -> ModelRef:
+        """The model for one player that does not learn, in a game of `env`; asked once for each such player."""
+
+    def update(self, episode: Episode) -> None:  # noqa: B027 - may be left out
+        """Hear of one ended game of either lane, whatever its status. Does nothing unless overridden."""
+
+
+class MirrorSampler(BaseModelSampler):
+    """Self-play: every opponent is the checkpoint in training."""
+
+    def sample_opponent(self, env: TrainEnvSpec) -> ModelRef:
+        """The checkpoint in training."""
+        return self.current()
+
+
+class FixedSampler(BaseModelSampler):
+    """Opponents from a list that does not change, each entry equally likely.
+
+    Args:
+        opponents: names as `opponent_ref` reads them; one named twice is twice as likely.
+
+    Raises:
+        ConfigError: the list is empty or an entry is no opponent.
+        AdapterError: an adapter's folder is incomplete.
+    """
+
+    def __init__(self, registry: ModelRegistry, opponents: Sequence[str], seed: int = 0) -> None:
+        super().__init__(registry, seed)
+        if not opponents:
+            raise ConfigError("models.opponents is empty: the fixed sampler needs at least one, e.g. scripted:random")
+        self.opponents = tuple(opponent_ref(name) for name in opponents)
+        for opponent in self.opponents:
+            registry.add(opponent)
+
+    def sample_opponent(self, env: TrainEnvSpec) -> ModelRef:
+        """One of the list, independent of the draws before."""
+        return self.rng.choice(self.opponents)
+
+
+def opponent_ref(name: str) -> ModelRef:
+    """The fixed opponent that a config names: `scripted:random`, `scripted:first` or `adapter:/path/to/folder`.
+
+    An adapter's uid is made of its folder's name and a digest of its content: the same weights under the same name are
+    the same model in every run.
+
+    Raises:
+        ConfigError: no such opponent, or no such folder.
+        AdapterError: the folder lacks an adapter's files.
+    """
+    if name in SCRIPTED_OPPONENTS:
+        return ModelRef(uid=name, kind=ModelKind.SCRIPTED)
+    kind, _, place = name.partition(":")
+    if kind != "adapter" or not place:
+        raise ConfigError(
+            f"there is no opponent {name!r}: expected {', '.join(SCRIPTED_OPPONENTS)} or adapter:/path/to/folder."
+            f"{nearest(name, SCRIPTED_OPPONENTS)}"
+        )
+    folder = Path(place).expanduser().resolve()
+    if not folder.is_dir():
+        raise ConfigError(
+            f"opponent {name!r}: there is no folder {folder}; expected one that PEFT's save_pretrained wrote"
+        )
+    uid = f"adapter:{folder.name}@{_digest(folder)}"
+    return ModelRef(uid=uid, kind=ModelKind.ENGINE, adapter=AdapterRef(uid=uid, path=str(folder)))
+
+
+def _digest(folder: Path) -> str:
+    """Twelve hex digits over names and content of the adapter's configuration and weights."""
+    weights = sorted(folder.glob("*.safetensors"))
+    config = folder / "adapter_config.json"
+    if not (config.is_file() and weights):
+        raise AdapterError(
+            f"{folder} holds {sorted(path.name for path in folder.iterdir())}: expected adapter_config.json and "
+            "adapter_model.safetensors, as PEFT's save_pretrained writes them"
+        )
+    digest = hashlib.sha256()
+    for path in (config, *weights):
+        with path.open("rb") as file:
+            digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()[:12]
+
+
+_BY_NAME: dict[str, type[BaseModelSampler]] = {"mirror": MirrorSampler, "fixed": FixedSampler}
+
+
+def make_model_sampler(name: str, registry: ModelRegistry, opponents: Sequence[str], seed: int) -> BaseModelSampler:
+    """The sampler that a config names: `mirror`, `fixed` or a user's `package.module:Name`.
+
+    A user's class is called as `Name(registry, seed=seed)`, with `opponents=...` added where the config has opponents.
+
+    Raises:
+        ConfigError: the name is unknown, the class is no `BaseModelSampler`, or opponents are given to `mirror`.
+        AdapterError: an adapter's folder is incomplete.
+    """
+    kind = find_class("models.sampler", name, _BY_NAME, BaseModelSampler)
+    if name == "fixed":
+        return FixedSampler(registry, opponents, seed)
+    if not opponents:
+        return kind(registry, seed=seed)
+    if name == "mirror":
+        raise ConfigError(
+            f"models.opponents is {list(opponents)} but models.sampler is 'mirror', which plays against itself: "
+            "set the sampler to 'fixed', or remove the opponents"
+        )
+    return kind(registry, opponents=opponents, seed=seed)  # type: ignore[call-arg]  # the user's own signature

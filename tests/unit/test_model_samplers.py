@@ -1,0 +1,148 @@
+"""Which opponent is drawn, how fixed opponents are named, and which names are refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from pipeline.config import TrainEnvSpec
+from pipeline.model_registry import ModelRegistry
+from pipeline.model_samplers import FixedSampler, MirrorSampler, make_model_sampler, opponent_ref
+from tasks.contracts import ModelKind, ModelRef
+from tasks.errors import AdapterError, ConfigError
+
+POLICY = ModelRef("policy@0", ModelKind.ENGINE, policy_version=0)
+ENV = TrainEnvSpec(env_id="A-v0")
+OWN_SAMPLER = """
+from pipeline.model_samplers import BaseModelSampler
+
+class Own(BaseModelSampler):
+    def __init__(self, registry, opponents=(), seed=0):
+        super().__init__(registry, seed)
+        self.opponents = opponents
+
+    def sample_opponent(self, env):
+        return self.current()
+
+class NotOne:
+    pass
+"""
+
+
+@pytest.fixture
+def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "own_model_sampler.py").write_text(OWN_SAMPLER)
+    monkeypatch.syspath_prepend(tmp_path)
+    return "own_model_sampler"
+
+
+@pytest.fixture
+def registry() -> ModelRegistry:
+    return ModelRegistry(POLICY)
+
+
+def adapter(folder: Path, weights: bytes = b"weights", config: str = "{}") -> Path:
+    folder.mkdir(parents=True)
+    (folder / "adapter_config.json").write_text(config)
+    (folder / "adapter_model.safetensors").write_bytes(weights)
+    return folder
+
+
+def test_mirror_plays_against_the_checkpoint_in_training(registry: ModelRegistry) -> None:
+    sampler = MirrorSampler(registry)
+    assert sampler.current() == POLICY
+    assert sampler.sample_opponent(ENV) == POLICY
+
+
+def test_fixed_draws_each_entry_equally_often_and_makes_them_known(registry: ModelRegistry) -> None:
+    sampler = FixedSampler(registry, ["scripted:random", "scripted:first"], seed=1)
+    drawn = Counter(sampler.sample_opponent(ENV).uid for _ in range(2000))
+    assert set(drawn) == {"scripted:random", "scripted:first"}
+    assert 900 < drawn["scripted:first"] < 1100
+    assert registry.get("scripted:first") == ModelRef("scripted:first", ModelKind.SCRIPTED)
+    assert sampler.current() == POLICY
+
+
+def test_same_seed_same_opponents(registry: ModelRegistry) -> None:
+    def draws(seed: int) -> list[str]:
+        sampler = FixedSampler(registry, ["scripted:random", "scripted:first"], seed)
+        return [sampler.sample_opponent(ENV).uid for _ in range(40)]
+
+    assert draws(1) == draws(1)
+    assert draws(1) != draws(2)
+
+
+def test_fixed_without_opponents_is_refused(registry: ModelRegistry) -> None:
+    with pytest.raises(ConfigError, match=r"models\.opponents is empty: the fixed sampler needs at least one"):
+        FixedSampler(registry, [])
+
+
+def test_an_adapter_is_known_by_its_folder_and_its_content(tmp_path: Path) -> None:
+    one = opponent_ref(f"adapter:{adapter(tmp_path / 'a' / 'early')}")
+    assert one.kind is ModelKind.ENGINE
+    assert one.policy_version is None
+    assert one.adapter is not None
+    assert one.adapter.path == str(tmp_path / "a" / "early")
+    assert one.uid == one.adapter.uid
+    assert one.uid.startswith("adapter:early@")
+    elsewhere = opponent_ref(f"adapter:{adapter(tmp_path / 'b' / 'early')}")
+    assert elsewhere.uid == one.uid
+    other_weights = opponent_ref(f"adapter:{adapter(tmp_path / 'c' / 'early', weights=b'other')}")
+    other_config = opponent_ref(f"adapter:{adapter(tmp_path / 'd' / 'early', config='{ }')}")
+    assert len({one.uid, other_weights.uid, other_config.uid}) == 3
+
+
+def test_an_adapter_by_a_relative_path_gets_an_absolute_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter(tmp_path / "early")
+    monkeypatch.chdir(tmp_path)
+    found = opponent_ref("adapter:early").adapter
+    assert found is not None
+    assert found.path == str(tmp_path / "early")
+
+
+@pytest.mark.parametrize("missing", ["adapter_config.json", "adapter_model.safetensors"])
+def test_an_incomplete_adapter_is_refused(tmp_path: Path, missing: str) -> None:
+    folder = adapter(tmp_path / "early")
+    (folder / missing).unlink()
+    with pytest.raises(AdapterError, match=r"expected adapter_config\.json and adapter_model\.safetensors"):
+        opponent_ref(f"adapter:{folder}")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("scripted:randon", r"no opponent 'scripted:randon': expected .* Did you mean 'scripted:random'"),
+        ("random", r"no opponent 'random': expected scripted:random, scripted:first or adapter:/path/to/folder"),
+        ("adapter:", r"no opponent 'adapter:'"),
+        ("adapter:/nowhere/at/all", r"opponent 'adapter:/nowhere/at/all': there is no folder /nowhere/at/all"),
+    ],
+)
+def test_what_is_no_opponent_is_refused(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        opponent_ref(name)
+
+
+def test_samplers_by_name(registry: ModelRegistry, own_module: str) -> None:
+    assert isinstance(make_model_sampler("mirror", registry, [], 0), MirrorSampler)
+    fixed = make_model_sampler("fixed", registry, ["scripted:first"], 0)
+    assert fixed.sample_opponent(ENV).uid == "scripted:first"
+    own = make_model_sampler(f"{own_module}:Own", registry, [], 0)
+    assert own.sample_opponent(ENV) == POLICY
+    assert vars(make_model_sampler(f"{own_module}:Own", registry, ["them"], 0))["opponents"] == ["them"]
+
+
+def test_an_unknown_sampler_is_refused_with_the_nearest_name(registry: ModelRegistry) -> None:
+    with pytest.raises(ConfigError, match=r"models\.sampler is 'miror': expected .* Did you mean 'mirror'"):
+        make_model_sampler("miror", registry, [], 0)
+
+
+def test_a_class_that_is_no_sampler_is_refused(registry: ModelRegistry, own_module: str) -> None:
+    with pytest.raises(ConfigError, match=r"expected a subclass of pipeline\.model_samplers:BaseModelSampler"):
+        make_model_sampler(f"{own_module}:NotOne", registry, [], 0)
+
+
+def test_opponents_for_the_mirror_are_refused(registry: ModelRegistry) -> None:
+    with pytest.raises(ConfigError, match=r"models\.sampler is 'mirror', which plays against itself: set .* 'fixed'"):
+        make_model_sampler("mirror", registry, ["scripted:random"], 0)
