@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,8 +22,6 @@ RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 """How a run ends, in MLflow's words: as asked, by an error, by the user."""
 
 _REQUEST_TIMEOUT_S = 10
-_METRICS_PER_BATCH = 1000  # MLflow's limit
-_PARAMS_PER_BATCH = 100  # MLflow's limit
 
 
 class MLflowRun:
@@ -60,9 +57,7 @@ class MLflowRun:
 
     def add_config(self, config: Mapping[str, Any]) -> None:
         """Queue the configuration as parameters and as one artifact."""
-        params = iter([(clean_name(name), value) for name, value in flat_params(config).items()])
-        while batch := dict(islice(params, _PARAMS_PER_BATCH)):
-            self.outbox.append(partial(self._log_params, batch))
+        self.outbox.append(partial(self._log_params, flat_params(config)))
         self.outbox.append(partial(self._log_text, config_text(config), CONFIG_ARTIFACT))
 
     def add_engines(self, engines: Mapping[str, str]) -> None:
@@ -74,9 +69,8 @@ class MLflowRun:
 
     def add_metrics(self, values: Mapping[str, float], step: int) -> None:
         """Queue one point per raw name, all at `step` and now."""
-        points, now = iter(values.items()), _now_ms()
-        while batch := dict(islice(points, _METRICS_PER_BATCH)):
-            self.outbox.append(partial(self._log_metrics, batch, now, step))
+        if values:
+            self.outbox.append(partial(self._log_metrics, dict(values), _now_ms(), step))
 
     def may_pass(self, error: Exception) -> bool:
         """Whether the same call can succeed later: the server is away, overloaded or does not know us (yet)."""
@@ -102,12 +96,13 @@ class MLflowRun:
                     raise
         return str(experiment.experiment_id)
 
-    # Synchronous whatever MLFLOW_ENABLE_ASYNC_LOGGING says: the tracker's thread has to see the errors.
+    # Synchronous whatever MLFLOW_ENABLE_ASYNC_LOGGING says: the tracker's thread has to see the errors. `log_batch`
+    # splits what is more than a request may hold.
 
     def _log_params(self, params: Mapping[str, str]) -> None:
         from mlflow.entities import Param
 
-        entities = [Param(name, value) for name, value in params.items()]
+        entities = [Param(clean_name(name), value) for name, value in params.items()]
         self._client.log_batch(self.run_id, params=entities, synchronous=True)
 
     def _log_metrics(self, values: Mapping[str, float], now_ms: int, step: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -84,6 +85,13 @@ def test_a_game_against_another_model_by_role_too_wherever_the_policy_sits() -> 
     assert values["eval/Kuhn/loss_rate/opponent"] == pytest.approx(2 / 3)
     assert values["eval/Kuhn/reward/opponent"] == pytest.approx(-1 / 3)
     assert values["eval/Kuhn/win_rate/player_0"] == pytest.approx(2 / 3)
+
+
+def test_a_model_against_itself_has_no_win_rate_by_role() -> None:
+    values = metrics_of(game((POLICY, replace(POLICY))))
+    assert values["train/Kuhn/reward/opponent"] == -1.0
+    assert values["train/Kuhn/win_rate/player_0"] == 1.0
+    assert "train/Kuhn/win_rate/actor" not in values
 
 
 def test_a_win_by_an_illegal_move_is_a_forfeit_alone() -> None:

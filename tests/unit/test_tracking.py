@@ -15,6 +15,7 @@ import mlflow
 import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
+from mlflow.exceptions import MlflowException
 
 from pipeline import tracking
 from pipeline.mlflow_run import MLflowRun
@@ -203,12 +204,14 @@ def test_a_server_that_is_not_there_costs_two_warnings_and_no_secret(
         tracker.log_params({"a": 1})
         tracker.log_episode(game())
         _wait_for(lambda: len(warnings_of(caplog)) > 0)
+    tracker.finish("FAILED")
     first, last = warnings_of(caplog)
     assert first.startswith("Cannot create the run in MLflow: MlflowException: API request to http://***@127.0.0.1")
     assert first.endswith("Games and shards go on without it.")
     assert "the run's last metrics are missing, and the run is not closed there" in last
     assert "hunter2" not in first + last + tracker.uri
     assert tracker.run_id is None
+    assert not [record for record in caplog.records if record.name.startswith("urllib3")], "it tries once per request"
     assert "MLFLOW_HTTP_REQUEST_MAX_RETRIES" not in os.environ, "the user's own requests keep their retries"
 
 
@@ -249,6 +252,28 @@ def test_nothing_is_lost_while_the_store_is_away(
         "Cannot create the run in MLflow: ConnectionError: not yet. Games and shards go on without it.",
         "MLflow: 2 calls failed, 0 were given up. Last error: ConnectionError: not yet",
     ]
+
+
+def test_while_the_store_takes_nothing_one_window_waits_and_the_next_grows(
+    store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = iter(range(4))
+    real_log, refused = MLflowRun._log_metrics, threading.Semaphore(0)
+
+    def slow_to_log(run: MLflowRun, values: Mapping[str, float], now_ms: int, step: int) -> None:
+        if next(tries, None) is not None:
+            refused.release()
+            raise MlflowException("the store is away")
+        real_log(run, values, now_ms, step)
+
+    monkeypatch.setattr(MLflowRun, "_log_metrics", slow_to_log)
+    with MLflowTracker(store, EXPERIMENT, "patient", window_s=0.01) as tracker:
+        for _ in range(4):
+            tracker.log_episode(game())
+            refused.acquire()
+    assert tracker.run_id is not None
+    points = MlflowClient(store).get_metric_history(tracker.run_id, "train/Kuhn/games")
+    assert [point.step for point in points] == [1, 4]
 
 
 def test_what_mlflow_refuses_for_good_is_dropped_and_told(store: str, caplog: pytest.LogCaptureFixture) -> None:
