@@ -123,15 +123,19 @@ def mlflow_settings(uri: str) -> Iterator[None]:
     """MLflow without telemetry, chatter and minutes of retries; a setting that the user made stays as it is.
 
     MLflow takes these from the process's environment only. Its retries of a failed request (7, over four minutes) would
-    hold up warnings and the end of the run, and the tracker's thread tries again by itself: so one try per request, for
-    as long as the tracker lives.
+    hold up warnings and the end of the run, and the tracker's thread tries again by itself: so one try per request. It
+    prints where a server shows a closed run, across whatever is on screen. Both hold for as long as the tracker lives.
     """
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     for name in ("mlflow.store.db", "alembic"):
         chatty = logging.getLogger(name)
         if chatty.level == logging.NOTSET:
             chatty.setLevel(logging.WARNING)
-    wanted = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": str(_REQUEST_TIMEOUT_S)}
+    wanted = {
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": str(_REQUEST_TIMEOUT_S),
+        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    }
     ours = {name: value for name, value in wanted.items() if uri.startswith("http") and name not in os.environ}
     os.environ.update(ours)
     try:

@@ -18,7 +18,7 @@ from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
 from pipeline import tracking
-from pipeline.mlflow_run import MLflowRun
+from pipeline.mlflow_run import MLflowRun, mlflow_settings
 from pipeline.tracking import BaseTracker, MLflowTracker, NullTracker, RunStatus
 from tasks.contracts import EngineFigures, Episode
 from tasks.errors import ConfigError
@@ -288,6 +288,20 @@ def test_what_mlflow_refuses_for_good_is_dropped_and_told(store: str, caplog: py
     first, last = warnings_of(caplog)
     assert first.startswith("Cannot log to the run in MLflow: MlflowException")
     assert last.startswith("MLflow: 1 calls failed, 1 were given up.")
+
+
+def test_settings_for_a_server_are_lent_and_the_users_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_DISABLE_TELEMETRY", raising=False)
+    names = ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "MLFLOW_HTTP_REQUEST_TIMEOUT", "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "60")
+    with mlflow_settings("http://host"):
+        assert [os.environ.get(name) for name in names] == ["0", "60", "true"]
+        assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
+    assert [os.environ.get(name) for name in names] == [None, "60", None]
+    with mlflow_settings("sqlite:///mlflow.db"):
+        assert [os.environ.get(name) for name in names] == [None, "60", None]
 
 
 def test_a_tracker_that_keeps_nothing_takes_everything() -> None:
