@@ -1,0 +1,254 @@
+"""One TextArena game: make, seed in isolation, observe, step, close. The only TextArena import.
+
+Everything foreign runs inside `_foreign`, which gives it the game's own random numbers and turns what it raises into
+`EnvironmentFault`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import math
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any, Protocol
+
+import textarena
+from textarena.envs.registration import ENV_REGISTRY
+
+from tasks.contracts import GameSpec
+from tasks.errors import EnvironmentFault, boundary
+from tasks.names import nearest
+from tasks.randomness import GameGenerators, isolate
+
+_making: dict[str, threading.Lock] = {}  # by environment package, once it is isolated
+_ADVICE = "The game ends as failed; if it keeps happening, leave this environment out."
+
+
+@dataclass(frozen=True)
+class Move:
+    """What the environment made of one action. `info` is its step info as JSON text."""
+
+    done: bool
+    illegal: bool
+    info: str
+
+
+@dataclass(frozen=True)
+class GameResult:
+    """How a game ended; the fields are `Episode`'s of the same name."""
+
+    rewards: tuple[float | None, ...]
+    offender: int | None
+    reason: str
+    player_info: tuple[str, ...]
+
+
+class EnvironmentSettings(Protocol):
+    """What it takes to make one environment; a `GameSpec` and the driver's environment specs have it."""
+
+    @property
+    def env_id(self) -> str: ...
+    @property
+    def num_players(self) -> int: ...
+    @property
+    def env_kwargs(self) -> Mapping[str, Any]: ...
+    @property
+    def error_allowance(self) -> int | None: ...
+
+
+def known_env_ids() -> tuple[str, ...]:
+    """All registered environment ids, sorted."""
+    return tuple(sorted(ENV_REGISTRY))
+
+
+def check_env(settings: EnvironmentSettings) -> None:
+    """Make and reset the environment once, as its games would; takes as long as that does (some take seconds).
+
+    Raises:
+        EnvironmentFault: unknown id (names the nearest), cannot be made or reset, or has no `error_allowance` to set.
+    """
+    Game(settings, seed=0).observe()
+
+
+class Game:
+    """One game on a fresh environment. Not shared between threads at a time; opened with `await Game.open(spec)`."""
+
+    def __init__(self, settings: EnvironmentSettings, seed: int) -> None:
+        """Make and reset; may take seconds, see `open`."""
+        self._env_id = settings.env_id
+        self._num_players = settings.num_players
+        self._generators = GameGenerators(seed)
+        self._offence: int | None = None
+        self._illegal = False
+        self._offender: int | None = None
+        self._make(settings, seed)
+        self._state = self._env.state
+        self._allow_errors(settings.error_allowance)
+        self._watch_illegal_moves()
+
+    @classmethod
+    async def open(cls, spec: GameSpec) -> Game:
+        """Make and reset the environment of `spec` in a thread, since some take seconds.
+
+        Raises:
+            EnvironmentFault: unknown id, cannot be made or reset, or has no `error_allowance` to set.
+        """
+        return await asyncio.to_thread(cls, spec, spec.seed)
+
+    def observe(self) -> tuple[int, str]:
+        """Whose turn it is, and what that player sees: all so far or what is new, as the environment's id has it.
+
+        Raises:
+            EnvironmentFault: the environment raised, or names a player the game does not have.
+        """
+        with self._foreign("observed", _ADVICE):
+            player_id, observation = self._env.get_observation()
+        if player_id not in range(self._num_players):
+            raise EnvironmentFault(
+                f"{self._env_id} asks player {player_id!r} to move; expected 0 to {self._num_players - 1}. {_ADVICE}"
+            )
+        return int(player_id), _text(observation)
+
+    def step(self, action: str) -> Move:
+        """Play one action for the player whose turn it is.
+
+        Raises:
+            EnvironmentFault: the environment raised.
+        """
+        self._illegal, self._offence = False, None
+        with self._foreign("stepped", _ADVICE):
+            done, info = self._env.step(action)
+        if done:
+            self._offender = self._offence
+        return Move(bool(done), self._illegal, json_text(info))
+
+    def close(self) -> GameResult:
+        """Rewards and closing information of a game that is done.
+
+        A reward that is no number is None, like one that is missing: some games pay their reason for an illegal move.
+
+        Raises:
+            EnvironmentFault: the environment raised, or gives no rewards and information by player.
+        """
+        players = range(self._num_players)
+        with self._foreign("closed", _ADVICE):
+            rewards, game_info = self._env.close()
+            by_player = [(rewards or {}).get(player) for player in players]
+            raw = tuple(float(reward) if isinstance(reward, Real) else None for reward in by_player)
+            about = [(game_info or {}).get(player, {}) for player in players]
+            reasons = [info["reason"] for info in about if info.get("reason")]
+        return GameResult(
+            rewards=raw,
+            offender=self._offender,
+            reason=str(reasons[0]) if reasons else "",
+            player_info=tuple(json_text(info) for info in about),
+        )
+
+    def _make(self, settings: EnvironmentSettings, seed: int) -> None:
+        if settings.env_id not in ENV_REGISTRY:
+            raise EnvironmentFault(
+                f"unknown env_id {settings.env_id!r}: not among TextArena's {len(ENV_REGISTRY)} registered "
+                f"environments.{nearest(settings.env_id, ENV_REGISTRY)}"
+            )
+        with self._foreign("imported", "Install what it needs where the games are played, or leave it out."):
+            making = _ready_to_make(ENV_REGISTRY[settings.env_id].entry_point)
+        with making:
+            with self._foreign("made", "Check env_kwargs, and that what it needs is there where the games are played."):
+                self._env = textarena.make(settings.env_id, **settings.env_kwargs)
+            with self._foreign("reset", f"Check num_players={self._num_players} against its rules, and env_kwargs."):
+                self._env.reset(num_players=self._num_players, seed=seed)
+
+    def _allow_errors(self, error_allowance: int | None) -> None:
+        """Set how many illegal moves in a row a player may make; environments reset theirs in `reset`."""
+        if error_allowance is None:
+            return
+        if not hasattr(self._state, "error_allowance"):
+            raise EnvironmentFault(
+                f"{self._env_id} has no error_allowance to set to {error_allowance}; leave it unset for this game."
+            )
+        self._state.error_allowance = error_allowance
+
+    def _watch_illegal_moves(self) -> None:
+        """Note every illegal move the environment's state is told of, and the one that spends the allowance.
+
+        Two-player and single-player states end the game then; others flag or eliminate the player, return True, and
+        leave the rest to the environment.
+        """
+        state = self._state
+        if not hasattr(state, "set_invalid_move"):
+            return
+        told = state.set_invalid_move
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            player_id = state.current_player_id
+            answer = told(*args, **kwargs)
+            self._illegal = True
+            if answer is not False and state.game_info.get(player_id, {}).get("invalid_move"):
+                self._offence = player_id
+            return answer
+
+        state.set_invalid_move = watched
+
+    @contextmanager
+    def _foreign(self, done: str, advice: str) -> Iterator[None]:
+        """Run environment code with this game's random numbers; what it raises becomes `EnvironmentFault`."""
+        with boundary() as caught, self._generators.bound():
+            yield
+        if caught.error is not None:
+            # One line: some environments raise paragraphs.
+            raise EnvironmentFault(
+                f"{self._env_id} could not be {done}: {' '.join(caught.summary.split())}. {advice}"
+            ) from caught.error
+
+
+def _ready_to_make(entry_point: Any) -> threading.Lock:
+    """Import and isolate the environment's package, the folder its module lies in; the lock to make and reset it under.
+
+    Some environments work on module globals while they are reset (Sokoban's search), so one at a time per package.
+    """
+    module_name = entry_point.partition(":")[0] if isinstance(entry_point, str) else entry_point.__module__
+    package = importlib.import_module(module_name).__package__ or module_name
+    if package not in _making:
+        isolate(package)
+    return _making.setdefault(package, threading.Lock())
+
+
+def _text(observation: Any) -> str:
+    """The observation as text. Raw environments give (sender, message, kind) for each new message."""
+    if isinstance(observation, list):
+        return "\n".join(_line(message) for message in observation)
+    return str(observation)
+
+
+def _line(message: Any) -> str:
+    if not (isinstance(message, tuple) and len(message) == 3):
+        return str(message)
+    sender, text, _ = message
+    return f"[{'GAME' if sender == textarena.GAME_ID else f'Player {sender}'}] {text}"
+
+
+def json_text(value: Any) -> str:
+    """`value` as JSON text; what JSON does not know is written as its `str`."""
+    return json.dumps(_plain(value), ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real) and math.isfinite(value):  # JSON has no NaN and no infinity
+        return float(value)
+    return str(value)
+
+
+isolate("textarena")
