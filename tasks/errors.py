@@ -35,6 +35,10 @@ class EngineStartError(SelfplayError, RuntimeError):
     """An engine could not start, or died for the second time; its worker is of no use to the run."""
 
 
+class GameCancelledError(SelfplayError, RuntimeError):
+    """A game was cancelled before it had anything to hand back, usually while it waited for its turn."""
+
+
 class AdapterError(SelfplayError, ValueError):
     """A LoRA adapter is incomplete or does not fit the base model; refused before the engine sees it."""
 
