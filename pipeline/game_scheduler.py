@@ -22,7 +22,7 @@ from pipeline.config import VLLMConfig
 from pipeline.engine_pool import EnginePool
 from pipeline.env_samplers import BaseEnvSampler
 from pipeline.episode_store import BaseEpisodeStore
-from pipeline.game_futures import Event, GameEnded, GameLost
+from pipeline.game_futures import EngineReported, Event, GameEnded, GameLost
 from pipeline.game_specs import SpecBuilder
 from pipeline.interrupts import Interrupts
 from pipeline.ledger import Ledger, Snapshot
@@ -199,6 +199,8 @@ class GameScheduler:
 
     def _deal_with(self, event: Event) -> None:
         match event:
+            case EngineReported(figures):
+                self._tracker.log_engine(figures)
             case GameEnded(episode):
                 self._finish(episode)
             case GameLost(spec, _, reason):
@@ -295,8 +297,6 @@ class GameScheduler:
             self._tracker.log_collection(
                 {"in_flight": in_flight, "queued": outstanding - in_flight, "tokens_per_s": self.snapshot.tokens_per_s}
             )
-            for figures in pool.figures.values():
-                self._tracker.log_engine(figures)
 
 
 def _unplayed(spec: GameSpec, status: Status, reason: str) -> Episode:

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import json
-import math
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, Protocol
 
 import textarena
@@ -22,6 +20,7 @@ from textarena.envs.registration import ENV_REGISTRY
 
 from tasks.contracts import GameSpec
 from tasks.errors import EnvironmentFault, boundary
+from tasks.json_text import to_json
 from tasks.names import nearest
 from tasks.randomness import GameGenerators, isolate
 
@@ -125,7 +124,7 @@ class Game:
             done, info = self._env.step(action)
         if done:
             self._offender = self._offence
-        return Move(bool(done), self._illegal, json_text(info))
+        return Move(bool(done), self._illegal, to_json(info))
 
     def close(self) -> GameResult:
         """Rewards and closing information of a game that is done.
@@ -146,7 +145,7 @@ class Game:
             rewards=raw,
             offender=self._offender,
             reason=str(reasons[0]) if reasons else "",
-            player_info=tuple(json_text(info) for info in about),
+            player_info=tuple(to_json(info) for info in about),
         )
 
     def _make(self, settings: EnvironmentSettings, seed: int) -> None:
@@ -230,25 +229,6 @@ def _line(message: Any) -> str:
         return str(message)
     sender, text, _ = message
     return f"[{'GAME' if sender == textarena.GAME_ID else f'Player {sender}'}] {text}"
-
-
-def json_text(value: Any) -> str:
-    """`value` as JSON text; what JSON does not know is written as its `str`."""
-    return json.dumps(_plain(value), ensure_ascii=False)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if value is None or isinstance(value, bool | str):
-        return value
-    if isinstance(value, Integral):
-        return int(value)
-    if isinstance(value, Real) and math.isfinite(value):  # JSON has no NaN and no infinity
-        return float(value)
-    return str(value)
 
 
 isolate("textarena")

@@ -5,18 +5,16 @@ from __future__ import annotations
 import errno
 import json
 import os
-import random
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.contracts import (
@@ -31,7 +29,7 @@ from tasks.contracts import (
 )
 from tasks.errors import DatasetError
 from tasks.schemas import EPISODE_SCHEMA, STEP_SCHEMA, VERSION_KEY
-from tasks.shards import episodes_table, read_episodes, read_steps, steps_table, to_json, write_shard
+from tasks.shards import episodes_table, read_episodes, read_steps, steps_table, write_shard
 from tests.unit.example_episodes import SAID, cancelled_episode, full_episode
 
 
@@ -185,70 +183,6 @@ def test_a_value_of_a_wrong_type_is_refused_by_its_column() -> None:
 def test_a_null_where_a_value_must_be_is_refused_by_its_column_and_row() -> None:
     with pytest.raises(DatasetError, match=r"column 'worker' takes no null, got one in row 1: give every episode"):
         episodes_table([full_episode(), full_episode(worker=None)])
-
-
-class Opaque:
-    pass
-
-
-class Broken:
-    def __str__(self) -> str:
-        raise RuntimeError("no text")
-
-
-ODD: list[tuple[object, object]] = [
-    ({"a": float("nan"), "b": float("inf"), "c": 1.5}, {"a": None, "b": None, "c": 1.5}),
-    ({2: "two", None: 0, (1, 2): 1}, {"(1, 2)": 1, "2": "two", "None": 0}),
-    ({"b", "a"}, ["a", "b"]),
-    ((1, [2, (3,)]), [1, [2, [3]]]),
-    (Mode.TRAIN, "train"),
-    (np.array([[1, 2]]), [[1, 2]]),
-    (
-        {"r": np.float32(0.5), "n": np.int64(3), "ok": np.bool_(True), "x": np.float64("nan")},
-        {"r": 0.5, "n": 3, "ok": True, "x": None},
-    ),
-    (Opaque(), f"<{__name__}.Opaque object>"),
-    (b"x", "b'x'"),
-    ({"a": "\ud800é"}, {"a": "\ud800é"}),
-    (Broken(), "<Broken: RuntimeError>"),
-    (10**5000, "<int: ValueError>"),
-]
-
-
-@pytest.mark.parametrize(("value", "expected"), ODD, ids=[type(value).__name__ for value, _ in ODD])
-def test_to_json_has_a_form_for_every_value(value: object, expected: object) -> None:
-    text = to_json(value)
-    assert text.isascii()
-    assert json.loads(text) == expected
-
-
-def test_to_json_ends_on_a_value_that_contains_itself() -> None:
-    loop: dict[str, Any] = {}
-    loop["self"] = loop
-    assert json.loads(to_json(loop)) == "<dict: RecursionError>"
-
-
-def test_to_json_gives_equal_values_equal_text() -> None:
-    items = [(f"k{i}", {f"s{j}" for j in range(20)}) for i in range(20)]
-    shuffled = random.Random(0).sample(items, len(items))
-    assert to_json(dict(items)) == to_json(dict(shuffled))
-
-
-JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**70), 2**70)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=8,
-)
-
-
-@settings(max_examples=50)
-@given(JSON)
-def test_to_json_keeps_what_json_can_hold(value: object) -> None:
-    assert json.loads(to_json(value)) == value
 
 
 def test_shards_read_back_as_they_were_written(tmp_path: Path) -> None:
