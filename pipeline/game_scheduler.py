@@ -104,6 +104,7 @@ class GameScheduler:
         self._specs = SpecBuilder(self.run_id, self._vllm, env_sampler, model_sampler, action_sampler, seed)
         self._kept_pool: EnginePool | None = None
         self._again: dict[Mode, deque[GameSpec]] = {mode: deque() for mode in Mode}
+        self._events: deque[Event] = deque()
         self._failures_in_a_row = 0
         self._gauges_at = 0.0
 
@@ -175,7 +176,9 @@ class GameScheduler:
             self._report(pool)
             if stopping and not len(pool.games) and not any(self._again.values()):
                 break
-            for event in pool.games.events(TICK_S):
+            self._events.extend(pool.games.events(TICK_S))
+            while self._events:
+                event = self._events.popleft()
                 pool.note(event)
                 self._deal_with(event)
             pool.check()
@@ -253,24 +256,27 @@ class GameScheduler:
         # A cluster that is gone must not keep the games of its driver from being recorded.
         with boundary() as cluster:
             pool.games.cancel(list(pool.figures))
-        while len(pool.games) and cluster.error is None and time.monotonic() < deadline:
-            events: list[Event] = []
-            with boundary() as cluster:
-                events = pool.games.events(TICK_S)
-            for event in events:
+        while True:
+            # What an error left undealt with comes first.
+            while self._events:
+                event = self._events.popleft()
                 if isinstance(event, GameEnded):
                     self._record(event.episode)
                 elif isinstance(event, GameLost):
                     waiting.append(event.spec)
+            if not len(pool.games) or cluster.error is not None or time.monotonic() > deadline:
+                break
+            with boundary() as cluster:
+                self._events.extend(pool.games.events(TICK_S))
         for spec in waiting + pool.games.specs:
             self._record(_unplayed(spec, Status.CANCELLED, "cancelled before it was played to its end"))
         with boundary():
             pool.games.abandon()
 
     def _record(self, episode: Episode) -> None:
+        self.ledger.finish(episode)
         if self._store is not None:
             self._store.add(episode)
-        self.ledger.finish(episode)
         self._tracker.log_episode(episode)
 
     def _report(self, pool: EnginePool) -> None:

@@ -15,7 +15,14 @@ from distributed import get_worker
 
 from tasks.agents import make_agent
 from tasks.contracts import Episode, GameSpec, Status, Step
-from tasks.errors import EngineDiedError, EngineStartError, PromptTooLongError, SelfplayError, boundary
+from tasks.errors import (
+    EngineDiedError,
+    EngineStartError,
+    GameCancelledError,
+    PromptTooLongError,
+    SelfplayError,
+    boundary,
+)
 from tasks.game import Game, GameResult
 from tasks.host import current_host
 
@@ -37,7 +44,11 @@ async def play_episode(spec: GameSpec) -> Episode:
         EngineDiedError, EngineStartError: the engine died or cannot start; play the game's next attempt elsewhere.
     """
     worker = get_worker().address
-    return await current_host().run(lambda engine: play_game(spec, engine, worker), spec.game_id, spec.mode)
+    try:
+        return await current_host().run(lambda engine: play_game(spec, engine, worker), spec.game_id, spec.mode)
+    except GameCancelledError as error:
+        now = time.time()
+        return Episode(spec, Status.CANCELLED, reason=str(error), started_at=now, finished_at=now, worker=worker)
 
 
 async def play_game(spec: GameSpec, engine: Engine | None, worker: str = "") -> Episode:
