@@ -21,7 +21,7 @@ from tasks.contracts import AgentSpec, Episode, SamplingSpec
 from tasks.errors import DatasetError
 from tasks.json_text import to_json
 from tasks.outcomes import outcomes
-from tasks.schemas import EPISODE_SCHEMA, SCHEMA_VERSION, STEP_SCHEMA, VERSION_KEY
+from tasks.schemas import EPISODE_SCHEMA, SCHEMA_VERSION, STEP_SCHEMA, VERSION_KEY, default_of
 
 
 def _array(values: list[Any], field: pa.Field[Any]) -> pa.Array[Any]:
@@ -183,7 +183,7 @@ def write_shard(table: pa.Table, path: Path) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with open(temporary, "wb") as file:
-            pq.write_table(table, file, compression="zstd")
+            pq.write_table(table, file, compression="zstd", write_page_checksum=True)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -218,27 +218,65 @@ def read_steps(run_dir: str | Path, game_id: str | None = None, columns: Sequenc
 def _read(
     folder: Path, schema: pa.Schema, game_id: str | None = None, columns: Sequence[str] | None = None
 ) -> pa.Table:
+    names = schema.names if columns is None else list(columns)
+    nothing = schema.empty_table().select(names)
+    return pa.concat_tables([nothing, *(read_shard(path, schema, game_id, names) for path in shard_paths(folder))])
+
+
+def shard_paths(folder: Path) -> list[Path]:
+    """The shards of one table, in the order written.
+
+    Raises `DatasetError` where the folder is missing.
+    """
     if not folder.is_dir():
         raise DatasetError(f"no run's dataset at {folder}: give the folder named with --run-dir, which holds replay/")
-    paths = sorted(folder.glob("[!.]*.parquet"))
-    for path in paths:
-        _check_version(path)
-    dataset = ds.dataset([str(path) for path in paths], schema=schema, format="parquet")
+    return sorted(folder.glob("[!.]*.parquet"))
+
+
+def read_shard(
+    path: Path, schema: pa.Schema, game_id: str | None = None, columns: Sequence[str] | None = None
+) -> pa.Table:
+    """One shard by the current `schema`; of one game, or some columns, where given.
+
+    A column that the shard's older version lacks is null, or has its `default` where it may not be null. Checksums of
+    the pages read are verified.
+    Raises `DatasetError` where the shard is damaged, of a newer version, or not of this schema.
+    """
+    options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
     wanted = None if game_id is None else ds.field("game_id") == game_id
-    return dataset.to_table(columns=None if columns is None else list(columns), filter=wanted)
-
-
-def _check_version(path: Path) -> None:
     try:
-        metadata = pq.read_schema(path).metadata or {}
+        missing = _missing_columns(path, pq.read_schema(path), schema)
+        shard_format = ds.ParquetFileFormat(default_fragment_scan_options=options)
+        dataset = ds.dataset([str(path)], schema=schema, format=shard_format)
+        table = dataset.to_table(columns=None if columns is None else list(columns), filter=wanted)
     except (OSError, pa.ArrowException) as error:
         raise DatasetError(
             f"shard {path} cannot be read: {error}; copy it again from where it came, or move it away "
             "together with the file of the same name beside it in replay/"
         ) from error
-    version = metadata.get(VERSION_KEY, b"none").decode()
-    if version != str(SCHEMA_VERSION):
+    for name in missing & set(table.column_names):
+        field = schema.field(name)
+        values = pa.array([default_of(field)] * table.num_rows, field.type)
+        table = table.set_column(table.column_names.index(name), field, values)
+    return table
+
+
+def _missing_columns(path: Path, found: pa.Schema, schema: pa.Schema) -> set[str]:
+    """The columns of `schema` that a shard of an older version lacks; refuses what is not of this schema at all."""
+    version = (found.metadata or {}).get(VERSION_KEY, b"none").decode()
+    if version not in map(str, range(1, SCHEMA_VERSION + 1)):
         raise DatasetError(
-            f"shard {path} has schema version {version}, this release reads {SCHEMA_VERSION}: "
+            f"shard {path} has schema version {version}, this release reads up to {SCHEMA_VERSION}: "
             "read it with the release that wrote it (docs/dataset.md says what a version promises)"
         )
+    missing = set(schema.names) - set(found.names)
+    for field in schema:
+        if field.name in missing:
+            if not field.nullable and default_of(field) is None:
+                raise DatasetError(f"shard {path} has no column {field.name!r}, which every version has; copy it again")
+        elif found.field(field.name).type != field.type:
+            raise DatasetError(
+                f"shard {path} has {found.field(field.name).type} in column {field.name!r}, expected {field.type}: "
+                "it was not written by this project, or rewritten since; copy it again from where it came"
+            )
+    return missing
