@@ -23,6 +23,10 @@ class EnvironmentFault(SelfplayError, RuntimeError):
     """An environment could not be made, reset or stepped; or has no such setting."""
 
 
+class EnvironmentHungError(EnvironmentFault):
+    """A call of an environment did not come back in time; the game ends as `timeout`."""
+
+
 class PromptTooLongError(SelfplayError, ValueError):
     """A prompt does not leave room for one token in the model's context; the game ends as `overflow`."""
 
@@ -33,6 +37,10 @@ class EngineDiedError(SelfplayError, RuntimeError):
 
 class EngineStartError(SelfplayError, RuntimeError):
     """An engine could not start, or died for the second time; its worker is of no use to the run."""
+
+
+class OpponentError(SelfplayError, RuntimeError):
+    """An opponent behind an endpoint gave no usable answer; the game fails, and no player is to blame."""
 
 
 class GameCancelledError(SelfplayError, RuntimeError):

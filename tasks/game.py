@@ -6,7 +6,6 @@ Everything foreign runs inside `_foreign`, which gives it the game's own random 
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import threading
 from collections.abc import Iterator, Mapping
@@ -18,6 +17,7 @@ from typing import Any, Protocol
 import textarena
 from textarena.envs.registration import ENV_REGISTRY
 
+from tasks.calls import EnvironmentCalls
 from tasks.contracts import GameSpec
 from tasks.errors import EnvironmentFault, boundary
 from tasks.json_text import to_json
@@ -96,8 +96,9 @@ class Game:
 
         Raises:
             EnvironmentFault: unknown id, cannot be made or reset, or has no `error_allowance` to set.
+            EnvironmentHungError: making it did not come back in time.
         """
-        return await asyncio.to_thread(cls, spec, spec.seed)
+        return await EnvironmentCalls(spec.env_id).make(lambda: cls(spec, spec.seed))
 
     def observe(self) -> tuple[int, str]:
         """Whose turn it is, and what that player sees: all so far or what is new, as the environment's id has it.

@@ -9,15 +9,18 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from distributed import get_worker
 
 from tasks.agents import make_agent
+from tasks.calls import EnvironmentCalls
 from tasks.contracts import Episode, GameSpec, Status, Step
 from tasks.errors import (
     EngineDiedError,
     EngineStartError,
+    EnvironmentHungError,
     GameCancelledError,
     PromptTooLongError,
     SelfplayError,
@@ -85,17 +88,18 @@ async def _take_turns(spec: GameSpec, engine: Engine | None, steps: list[Step]) 
     """The game loop. Appends each decision to `steps`, so that they are there however the game ends."""
     agents = [make_agent(spec, agent, engine) for agent in spec.agents]
     game = await Game.open(spec)
+    calls = EnvironmentCalls(spec.env_id)
     while spec.max_turns is None or len(steps) < spec.max_turns:
-        player_id, observation = game.observe()
+        player_id, observation = await calls.run(game.observe)
         asked_at = time.perf_counter()
         choice = await agents[player_id].act(observation, len(steps))
         latency_s = time.perf_counter() - asked_at
-        move = game.step(choice.action)
+        move = await calls.run(partial(game.step, choice.action))
         steps.append(
             Step(len(steps), player_id, observation, choice, illegal=move.illegal, info=move.info, latency_s=latency_s)
         )
         if move.done:
-            result = game.close()
+            result = await calls.run(game.close)
             ended_by_illegal_move = result.offender is not None
             return _End(Status.ILLEGAL_MOVE if ended_by_illegal_move else Status.COMPLETED, result.reason, result)
         await asyncio.sleep(0)  # scripted players never wait: without this one game would hold up all others
@@ -113,6 +117,8 @@ async def _end_of(spec: GameSpec, engine: Engine | None, steps: list[Step]) -> _
             return end
     except PromptTooLongError as error:
         return _End(Status.OVERFLOW, str(error))
+    except EnvironmentHungError as error:
+        return _End(Status.TIMEOUT, str(error))
     except (EngineDiedError, EngineStartError):
         raise
     except SelfplayError as error:

@@ -1,0 +1,258 @@
+"""Where an environment's calls run: on the event loop while they are quick, in threads otherwise; none is waited for in vain.
+
+A call that does not come back is interrupted by an exception raised inside its thread, which ends every loop written in
+Python. What sits in compiled code stays where it is, its thread abandoned; threads are daemons, so no exit waits for one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import math
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Generic, TypeVar
+
+from tasks.errors import EnvironmentFault, EnvironmentHungError, SelfplayError, boundary
+
+SLOW_CALL_S = 0.005
+PROOF_CALLS = 20  # quick calls in a row after which an environment's calls stay on the loop
+INLINE_LIMIT_S = 5.0
+CALL_LIMIT_S = 60.0
+MAKING_LIMIT_S = 600.0  # includes the wait for others of the same package
+MAX_STUCK = 4
+
+T = TypeVar("T")
+
+
+class _Interrupted(BaseException):
+    """Raised inside a call that is no longer waited for. No `Exception`, so that environments let it through."""
+
+
+class _Outcome(Generic[T]):
+    """What a call gave or raised, to be had in another thread."""
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        self._error: Exception | None = None
+        started = time.perf_counter()
+        try:
+            with boundary() as caught:
+                self._value = function()
+            self._error = caught.error
+        except SelfplayError as error:
+            self._error = error
+        self.seconds = time.perf_counter() - started
+
+    def get(self) -> T:
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+
+class EnvironmentCalls:
+    """Runs the calls of one game, one at a time.
+
+    An environment's calls run in threads until some in a row were quick, over all games of this process; then they run
+    on the loop, where a call costs nothing extra. A slow call moves its game's later calls to threads, and the
+    environment has to prove itself anew.
+
+    Args:
+        env_id: whose record counts.
+    """
+
+    _quick_in_a_row: Counter[str] = Counter()
+    _hung: set[str] = set()  # environments that hung on the loop once
+
+    def __init__(self, env_id: str) -> None:
+        self._env_id = env_id
+        self._slow = False
+
+    async def make(self, function: Callable[[], T]) -> T:
+        """Run what makes the environment, always in a thread.
+
+        Raises:
+            EnvironmentFault: too many calls of this environment hang already.
+            EnvironmentHungError: the call did not come back in time.
+        """
+        stuck = _stuck_calls(self._env_id)
+        if stuck >= MAX_STUCK:
+            raise EnvironmentFault(
+                f"{self._env_id} has {stuck} calls in this process that never came back, at most {MAX_STUCK} are put "
+                "up with; leave this environment out, or restart the worker."
+            )
+        return (await _in_thread(function, self._env_id, MAKING_LIMIT_S)).get()
+
+    async def run(self, function: Callable[[], T]) -> T:
+        """Run one call and return what it returns.
+
+        Raises:
+            EnvironmentHungError: the call did not come back in time.
+        """
+        if self._slow or self._quick_in_a_row[self._env_id] < PROOF_CALLS or self._env_id in self._hung:
+            outcome = await _in_thread(function, self._env_id, CALL_LIMIT_S)
+        else:
+            outcome = self._inline(function)
+        if outcome.seconds > SLOW_CALL_S:
+            self._slow = True
+            self._quick_in_a_row[self._env_id] = 0
+        else:
+            self._quick_in_a_row[self._env_id] += 1
+        return outcome.get()
+
+    def _inline(self, function: Callable[[], T]) -> _Outcome[T]:
+        _WATCHDOG.enter()
+        try:
+            outcome = _Outcome(function)
+            _WATCHDOG.leave()
+            return outcome
+        except _Interrupted:
+            _WATCHDOG.forget()
+            self._hung.add(self._env_id)
+            raise _hung_error(self._env_id, INLINE_LIMIT_S) from None
+
+
+def call_with_limit(function: Callable[[], T], name: str, limit_s: float) -> T:
+    """Run a call in a thread and wait for it, without an event loop.
+
+    Args:
+        function: the call; what it raises is raised here.
+        name: the environment, for the message.
+        limit_s: how long to wait.
+
+    Raises:
+        EnvironmentHungError: the call did not come back in time.
+    """
+    answers: SimpleQueue[_Outcome[T]] = SimpleQueue()
+    thread = _CallThread()
+    thread.start_call(lambda: answers.put(_Outcome(function)))
+    try:
+        outcome = answers.get(timeout=limit_s)
+    except Empty:
+        thread.abandon(name)
+        raise _hung_error(name, limit_s) from None
+    thread.last()
+    return outcome.get()
+
+
+class _CallThread(threading.Thread):
+    """A daemon that runs calls, one at a time, until it is told to stop or is interrupted."""
+
+    def __init__(self) -> None:
+        super().__init__(name="environment-call", daemon=True)
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self.start()
+
+    def run(self) -> None:
+        try:
+            while (call := self._calls.get()) is not None:
+                call()
+        except _Interrupted:
+            return
+
+    def start_call(self, call: Callable[[], None]) -> None:
+        self._calls.put(call)
+
+    def last(self) -> None:
+        """Stop after the calls given so far."""
+        self._calls.put(None)
+
+    def abandon(self, env_id: str) -> None:
+        """Wait for its call no longer: interrupt it, and remember the thread while it lives."""
+        _interrupt(self.ident)  # before it may end: thread ids are used again
+        self.last()
+        _abandoned[env_id].append(self)
+
+
+class _Watchdog:
+    """Interrupts calls on event loops that hold their loop for longer than `INLINE_LIMIT_S`.
+
+    An interruption must end the call it was meant for and nothing after it: it is sent only while the call is entered,
+    and `leave` waits for one that was sent and has not arrived.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._since: dict[int, float] = {}  # by thread; infinity once an interruption was sent
+        self._thread: threading.Thread | None = None
+
+    def enter(self) -> None:
+        with self._lock:
+            self._since[threading.get_ident()] = time.monotonic()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._watch, name="environment-watchdog", daemon=True)
+                self._thread.start()
+
+    def leave(self) -> None:
+        with self._lock:
+            sent = self._since.pop(threading.get_ident()) == math.inf
+        while sent:
+            time.sleep(0.001)  # ends by the interruption
+
+    def forget(self) -> None:
+        """After an interruption has arrived."""
+        with self._lock:
+            self._since.pop(threading.get_ident(), None)
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(INLINE_LIMIT_S / 10)
+            with self._lock:
+                for thread_id, since in self._since.items():
+                    if math.inf > since < time.monotonic() - INLINE_LIMIT_S:
+                        self._since[thread_id] = math.inf
+                        _interrupt(thread_id)
+
+
+async def _in_thread(function: Callable[[], T], env_id: str, limit_s: float) -> _Outcome[T]:
+    """Run a call in a thread; when it is waited for no longer, by limit or by cancellation, the thread is abandoned."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[_Outcome[T]] = loop.create_future()
+
+    def settle(outcome: _Outcome[T]) -> None:
+        if not answer.done():
+            answer.set_result(outcome)
+
+    def call() -> None:
+        outcome = _Outcome(function)
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, outcome)
+
+    thread = _idle.pop() if _idle else _CallThread()
+    thread.start_call(call)
+    try:
+        done, _ = await asyncio.wait([answer], timeout=limit_s)
+    finally:
+        if answer.done():
+            _idle.append(thread)
+        else:
+            answer.cancel()
+            thread.abandon(env_id)
+    if not done:
+        raise _hung_error(env_id, limit_s)
+    return answer.result()
+
+
+def _hung_error(env_id: str, limit_s: float) -> EnvironmentHungError:
+    return EnvironmentHungError(
+        f"a call of {env_id} did not come back within {limit_s:g} s; if it keeps happening, leave this environment out."
+    )
+
+
+def _interrupt(thread_id: int | None) -> None:
+    """Raise `_Interrupted` in a thread as soon as it runs Python code."""
+    if thread_id is not None:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), ctypes.py_object(_Interrupted))
+
+
+def _stuck_calls(env_id: str) -> int:
+    """Abandoned calls of the environment that still run."""
+    _abandoned[env_id] = [thread for thread in _abandoned[env_id] if thread.is_alive()]
+    return len(_abandoned[env_id])
+
+
+_idle: list[_CallThread] = []
+_abandoned: defaultdict[str, list[_CallThread]] = defaultdict(list)
+_WATCHDOG = _Watchdog()
