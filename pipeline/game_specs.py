@@ -66,7 +66,7 @@ class SpecBuilder:
             ConfigError: the model sampler chose a model that this run cannot play.
         """
         env = self._env_sampler.sample()
-        seats = self._seats.sample(range(env.num_players), _num_actors(env))
+        seats = self._seats.sample(range(env.num_players), env.num_actors)
         policy = self._model_sampler.current()
         agents = [
             self._agent(env, seat, Role.ACTOR, policy)
@@ -100,7 +100,7 @@ class SpecBuilder:
         """The next environment and seed, with the seats of the policy in each of its games."""
         env = self._env_sampler.sample_eval()
         seed = self._eval_seeds.getrandbits(SEED_BITS)
-        players, actors = env.num_players, _num_actors(env)
+        players, actors = env.num_players, env.num_actors
         # A policy that holds every seat would play the same game from each of them.
         for first in range(players if actors < players else 1):
             yield env, seed, frozenset((first + step) % players for step in range(actors))
@@ -146,7 +146,7 @@ class SpecBuilder:
         return self._fixed_opponents[name]
 
     def _check_playable(self, model: ModelRef) -> None:
-        if model.kind is ModelKind.ENGINE and self._vllm.policy().kind is ModelKind.SCRIPTED:
+        if model.kind is ModelKind.ENGINE and self._vllm.is_scripted:
             raise ConfigError(
                 f"the model {model.uid!r} needs an engine, but vllm.model_name {self._vllm.model_name!r} has none: "
                 "name a language model there, or scripted opponents only"
@@ -156,7 +156,3 @@ class SpecBuilder:
                 f"the model {model.uid!r} is a LoRA adapter, but vllm.lora_config is not set: "
                 "set it to at least the adapter's rank, or name another opponent"
             )
-
-
-def _num_actors(env: TrainEnvSpec | EvalEnvSpec) -> int:
-    return env.num_players if env.num_actors is None else env.num_actors

@@ -8,14 +8,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.config import TrainEnvSpec
+from pipeline.config import SCRIPTED_MODELS, TrainEnvSpec
 from pipeline.model_registry import ModelRegistry
 from pipeline.named_classes import find_class
+from tasks.adapter_files import CONFIG_NAME, WEIGHTS_NAME
 from tasks.contracts import AdapterRef, Episode, ModelKind, ModelRef
 from tasks.errors import AdapterError, ConfigError
 from tasks.names import nearest
-
-SCRIPTED_OPPONENTS = ("scripted:random", "scripted:first")
 
 
 class BaseModelSampler(ABC):
@@ -84,13 +83,13 @@ def opponent_ref(name: str) -> ModelRef:
         ConfigError: no such opponent, or no such folder.
         AdapterError: the folder lacks an adapter's files.
     """
-    if name in SCRIPTED_OPPONENTS:
+    if name in SCRIPTED_MODELS:
         return ModelRef(uid=name, kind=ModelKind.SCRIPTED)
     kind, _, place = name.partition(":")
     if kind != "adapter" or not place:
         raise ConfigError(
-            f"there is no opponent {name!r}: expected {', '.join(SCRIPTED_OPPONENTS)} or adapter:/path/to/folder."
-            f"{nearest(name, SCRIPTED_OPPONENTS)}"
+            f"there is no opponent {name!r}: expected {', '.join(SCRIPTED_MODELS)} or adapter:/path/to/folder."
+            f"{nearest(name, SCRIPTED_MODELS)}"
         )
     folder = Path(place).expanduser().resolve()
     if not folder.is_dir():
@@ -102,18 +101,16 @@ def opponent_ref(name: str) -> ModelRef:
 
 
 def _digest(folder: Path) -> str:
-    """Twelve hex digits over names and content of the adapter's configuration and weights."""
-    weights = sorted(folder.glob("*.safetensors"))
-    config = folder / "adapter_config.json"
-    if not (config.is_file() and weights):
-        raise AdapterError(
-            f"{folder} holds {sorted(path.name for path in folder.iterdir())}: expected adapter_config.json and "
-            "adapter_model.safetensors, as PEFT's save_pretrained writes them"
-        )
+    """Twelve hex digits over the adapter's configuration and weights."""
     digest = hashlib.sha256()
-    for path in (config, *weights):
-        with path.open("rb") as file:
-            digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
+    for name in (CONFIG_NAME, WEIGHTS_NAME):
+        if not (folder / name).is_file():
+            raise AdapterError(
+                f"{folder} has no {name}, only {sorted(path.name for path in folder.iterdir())}: "
+                f"expected {CONFIG_NAME} and {WEIGHTS_NAME}, as PEFT's save_pretrained writes them"
+            )
+        with (folder / name).open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()[:12]
 
 

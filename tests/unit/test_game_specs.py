@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import EvalEnvSpec, TrainEnvSpec, VLLMConfig
+from pipeline.config import EvalEnvSpec, LoraConfig, TrainEnvSpec, VLLMConfig
 from pipeline.env_samplers import UniformEnvSampler
 from pipeline.game_specs import SpecBuilder
 from pipeline.model_registry import ModelRegistry
@@ -169,9 +169,9 @@ def test_evaluation_without_environments_is_refused_and_training_goes_on() -> No
     assert made.train().game_id == "train-000000"
 
 
-def test_an_unknown_evaluation_opponent_is_refused_before_the_first_game() -> None:
-    with pytest.raises(ConfigError, match=r"no opponent 'scripted:frist'.*Did you mean 'scripted:first'"):
-        builder(evaluation=[EvalEnvSpec(env_id="X-v0", fixed_opponent="scripted:frist")])
+def test_an_evaluation_opponent_that_is_not_there_is_refused_before_the_first_game() -> None:
+    with pytest.raises(ConfigError, match=r"opponent 'adapter:/nowhere': there is no folder /nowhere"):
+        builder(evaluation=[EvalEnvSpec(env_id="X-v0", fixed_opponent="adapter:/nowhere")])
 
 
 @pytest.fixture
@@ -179,6 +179,16 @@ def adapter(tmp_path: Path) -> str:
     (tmp_path / "adapter_config.json").write_text("{}")
     (tmp_path / "adapter_model.safetensors").write_bytes(b"weights")
     return f"adapter:{tmp_path}"
+
+
+def test_an_adapter_plays_where_there_is_lora(adapter: str) -> None:
+    vllm = VLLMConfig(model_name="a/model", lora_config=LoraConfig())
+    made = builder(vllm=vllm, evaluation=[EvalEnvSpec(env_id="X-v0", fixed_opponent=adapter)])
+    policy, opponent = made.evaluation().agents
+    assert policy.model.adapter is None
+    assert opponent.model.adapter is not None
+    assert f"adapter:{opponent.model.adapter.path}" == adapter
+    assert (opponent.action_sampler, opponent.sampling) == ("default", vllm.sampling())
 
 
 def test_an_adapter_without_an_engine_is_refused(adapter: str) -> None:
