@@ -66,7 +66,8 @@ class TrainingStep:
 class BufferStats:
     """What went through a buffer, in steps: `added == size + drawn + evicted + cleared`.
 
-    `skipped` counts steps that were offered but not taken, because of how their game ended. `episodes` counts games.
+    `skipped` counts steps that were offered but not taken because of how their game ended, `flagged` those of other
+    games that have no finite log-probability for each token. `episodes` counts games.
     """
 
     size: int
@@ -75,6 +76,7 @@ class BufferStats:
     evicted: int
     cleared: int
     skipped: int
+    flagged: int
     episodes: int
 
 
@@ -82,7 +84,9 @@ class StepBuffer:
     """Holds single steps of finished games until they are drawn. Safe to use from several threads.
 
     When it is full, each new step takes the place of one held, chosen at random. Trajectories of games that were
-    `completed` or ended by an `illegal_move` are taken; of `truncated` ones if `truncated` is "keep"; of others never.
+    `completed` or ended by an `illegal_move` are taken; of `truncated` ones, which paid nothing, with a reward of 0 if
+    `truncated` is "keep"; of others never. A player that the environment paid nothing is left out.
+    Steps whose log-probabilities are not all finite are left out.
     The same seed and the same calls give the same draws.
 
     Args:
@@ -117,22 +121,26 @@ class StepBuffer:
         self._lock = threading.RLock()
         self._items: list[TrainingStep] = []
         self._games: set[str] = set()
-        self._added = self._drawn = self._evicted = self._cleared = self._skipped = 0
+        self._added = self._drawn = self._evicted = self._cleared = self._skipped = self._flagged = 0
         self._began: float | None = None
         self._stopped = False
 
     def add_player_trajectory(self, trajectory: Trajectory, env_id: str) -> None:
         """Take the steps of one player, each with the player's final reward; also after collecting has stopped."""
         with self._lock:
-            if trajectory.status not in self._accepted:
+            reward = 0.0 if trajectory.status is Status.TRUNCATED else trajectory.final_reward
+            if trajectory.status not in self._accepted or reward is None:
                 self._skipped += len(trajectory.steps)
                 return
             self._games.add(trajectory.game_id)
             for step in trajectory.steps:
+                if not step.choice.logprobs_ok:
+                    self._flagged += 1
+                    continue
                 self._put(
                     TrainingStep(
                         step=step,
-                        reward=trajectory.final_reward,
+                        reward=reward,
                         agent=trajectory.agent,
                         env_id=env_id,
                         game_id=trajectory.game_id,
@@ -196,6 +204,7 @@ class StepBuffer:
                 evicted=self._evicted,
                 cleared=self._cleared,
                 skipped=self._skipped,
+                flagged=self._flagged,
                 episodes=len(self._games),
             )
 

@@ -1,4 +1,4 @@
-"""Who answers for a player: a model behind the worker's engine, or a scripted player.
+"""Who answers for a player: a model behind the worker's engine or behind an endpoint, or a scripted player.
 
 Every agent draws from its own generator, derived from the game's seed, its index in its group and the player, so the
 games of one group differ in what is sampled and in nothing else.
@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from tasks.action_samplers import action_sampler
+from tasks.api_agent import ApiAgent
 from tasks.contracts import AgentSpec, Choice, GameSpec, ModelKind, SamplingSpec
 from tasks.errors import ConfigError
 from tasks.names import look_up
@@ -25,8 +26,9 @@ SCRIPTED_PREFIX = "scripted:"
 FALLBACK_MOVE = "[0]"
 
 _BRACKETED = re.compile(r"\[[^\[\]\n]+\]")
+# Bounded, or a line of labels alone, as a model may write it, would take time with the square of its length.
 _MOVES_LABEL = re.compile(
-    r"\b(?:available|valid|legal|possible|your)\s+(?:actions|moves|options)\b[^\[\n]*(\[.*)", re.I
+    r"\b(?:available|valid|legal|possible|your)\s+(?:actions|moves|options)\b[^\[\n]{0,200}(\[.*)", re.I
 )
 _SPEAKER = re.compile(r"\[(?:GAME|Player \d+)\]")
 
@@ -50,14 +52,16 @@ def make_agent(spec: GameSpec, agent: AgentSpec, engine: Engine | None) -> Agent
     """
     if agent.model.kind is ModelKind.SCRIPTED:
         return ScriptedAgent(spec, agent)
+    if agent.sampling is None:
+        raise ConfigError(
+            f"player {agent.player_id} is model {agent.model.uid!r} without sampling parameters; set them."
+        )
+    if agent.model.api is not None:
+        return ApiAgent(agent, agent.model.api, agent.sampling)
     if engine is None:
         raise ConfigError(
             f"player {agent.player_id} is model {agent.model.uid!r}, but this worker has no engine; start the workers "
             "with an engine, or use scripted players."
-        )
-    if agent.sampling is None:
-        raise ConfigError(
-            f"player {agent.player_id} is model {agent.model.uid!r} without sampling parameters; set them."
         )
     return EngineAgent(spec, agent, engine, agent.sampling)
 

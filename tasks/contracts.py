@@ -5,6 +5,7 @@ A `GameSpec` says everything about one game before it is played; an `Episode` sa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -35,6 +36,7 @@ class ModelKind(StrEnum):
 
     ENGINE = "engine"
     SCRIPTED = "scripted"
+    API = "api"
 
 
 class Role(StrEnum):
@@ -62,28 +64,48 @@ class AdapterRef:
 
 
 @dataclass(frozen=True)
-class ModelRef:
-    """Who plays: the policy at one version, a fixed adapter, or a scripted player.
-
-    `uid` is unique per set of weights (`policy@0`, `scripted:random`). `policy_version` is None for what is not a
-    version of the policy in training; 0 is the base model.
-    """
-
-    uid: str
-    kind: ModelKind
-    policy_version: int | None = None
-    adapter: AdapterRef | None = None
-
-
-@dataclass(frozen=True)
 class SamplingSpec:
-    """How the engine samples one completion; the fields are vLLM's of the same name."""
+    """How one completion is sampled; the fields are vLLM's of the same name."""
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     max_tokens: int = 256
     stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ApiRef:
+    """A model behind an OpenAI-compatible endpoint, and how it is asked.
+
+    `key_variable` names the environment variable that holds the key where the games are played, None where none is
+    needed; the key itself is never part of a spec. `max_concurrency` bounds the decisions under way in one worker
+    process. An attempt may take `timeout_s`; up to `retries` more follow, after pauses that double from `backoff_s`.
+    """
+
+    model: str
+    base_url: str
+    key_variable: str | None = None
+    sampling: SamplingSpec = field(default_factory=lambda: SamplingSpec(max_tokens=1024))
+    max_concurrency: int = 8
+    timeout_s: float = 60.0
+    retries: int = 5
+    backoff_s: float = 1.0
+
+
+@dataclass(frozen=True)
+class ModelRef:
+    """Who plays: the policy at one version, a fixed adapter, a scripted player, or a model behind an endpoint.
+
+    `uid` is unique per set of weights (`policy@0`, `scripted:random`). `policy_version` is None for what is not a
+    version of the policy in training; 0 is the base model. `api` belongs to the kind of that name.
+    """
+
+    uid: str
+    kind: ModelKind
+    policy_version: int | None = None
+    adapter: AdapterRef | None = None
+    api: ApiRef | None = None
 
 
 @dataclass(frozen=True)
@@ -124,44 +146,60 @@ class GameSpec:
 
 @dataclass(frozen=True)
 class Completion:
-    """One sampled completion. `logprobs[i]` belongs to `token_ids[i]`, of the distribution sampled from."""
+    """One sampled completion. `logprobs[i]` belongs to `token_ids[i]`, of the distribution sampled from.
+
+    `text` is whole: a text of `SamplingSpec.stop` that ended it is its last part, as its token is the last of the ids.
+    """
 
     text: str
     token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    logprobs: tuple[float | None, ...]
     finish_reason: str
 
 
 @dataclass(frozen=True)
 class EngineReply:
-    """What an engine gives back for one request of `n` completions."""
+    """What an engine gives back for one request of `n` completions.
+
+    `token_limit` is the most tokens each of them could have: `max_tokens`, or what the context had left if less.
+    """
 
     prompt_ids: tuple[int, ...]
     completions: tuple[Completion, ...]
     cached_tokens: int = 0
+    token_limit: int | None = None
 
 
 @dataclass(frozen=True)
 class Choice:
     """What an agent answered for one decision, before the environment saw it.
 
-    `votes` counts parsed actions over all sampled completions (majority), None where one was sampled. `confidence` is
-    the winner's share of the votes, `entropy` that of the votes in nats. `generated_tokens` counts all completions.
-    Scripted agents have no ids and no log-probabilities.
+    `completion` is None where an endpoint answered without a text. `feedback` says what was wrong with the form when
+    `format_ok` is false. A log-probability that the engine did not give is NaN. `votes` counts parsed actions over all
+    sampled completions (majority), None where one was sampled. `confidence` is the winner's share of the votes,
+    `entropy` that of the votes in nats. `generated_tokens` counts all completions. Only engines give ids and
+    log-probabilities.
     """
 
     action: str
-    completion: str
+    completion: str | None
     format_ok: bool
+    feedback: str = ""
     prompt_ids: tuple[int, ...] = ()
     completion_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     finish_reason: str | None = None
+    token_limit: int | None = None
     generated_tokens: int = 0
     cached_tokens: int = 0
     votes: Mapping[str, int] | None = None
     confidence: float | None = None
     entropy: float | None = None
+
+    @property
+    def logprobs_ok(self) -> bool:
+        """Whether every completion token has a finite log-probability; a step without is never trained on."""
+        return len(self.logprobs) == len(self.completion_ids) and all(map(math.isfinite, self.logprobs))
 
 
 @dataclass(frozen=True)
@@ -184,14 +222,17 @@ class Step:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One player's steps in one game, with what they earned. `final_reward` is the environment's raw value."""
+    """One player's steps in one game, with what they earned.
+
+    `final_reward` is the environment's raw value; None where it paid none, as in a truncated game.
+    """
 
     game_id: str
     group_id: str
     env_id: str
     agent: AgentSpec
     status: Status
-    final_reward: float
+    final_reward: float | None
     steps: tuple[Step, ...]
 
 
@@ -216,18 +257,15 @@ class Episode:
     finished_at: float = 0.0
     worker: str = ""
 
-    def trajectory(self, player_id: int) -> Trajectory | None:
-        """The steps of one player; None where the player has no reward to learn from."""
-        reward = None if self.rewards is None else self.rewards[player_id]
-        if reward is None:
-            return None
+    def trajectory(self, player_id: int) -> Trajectory:
+        """The steps of one player, and what they earned."""
         return Trajectory(
             game_id=self.spec.game_id,
             group_id=self.spec.group_id,
             env_id=self.spec.env_id,
             agent=self.spec.agents[player_id],
             status=self.status,
-            final_reward=reward,
+            final_reward=None if self.rewards is None else self.rewards[player_id],
             steps=tuple(step for step in self.steps if step.player_id == player_id),
         )
 

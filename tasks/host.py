@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 
 from distributed import Worker, WorkerPlugin, get_worker
 
+from tasks.api_agent import close_endpoints
 from tasks.contracts import EngineFigures, EngineSpec, EngineState, Mode
 from tasks.engine_keeper import Engine, EngineKeeper, EngineLoad
 from tasks.errors import ClusterError, ConfigError, EngineDiedError, GameCancelledError
@@ -170,6 +171,7 @@ class GameHost(WorkerPlugin):  # type: ignore[misc]  # distributed is untyped
         self._cancel(None)
         if self._games:
             await asyncio.wait(list(self._games), timeout=GAMES_TIMEOUT_S)
+        await close_endpoints()
         self._report()
         await self._keeper.stop()
 

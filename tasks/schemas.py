@@ -1,8 +1,8 @@
 """The columns of the dataset: two Arrow schemas, written out, each column with its unit and its meaning.
 
 `docs/dataset.md` shows the same columns to readers; a test holds the two together. Raise `SCHEMA_VERSION` when a column
-is removed or renamed, or changes type, unit or meaning. A new column leaves the version as it is if it may be null or has
-a `default`: older shards are read with that.
+is removed or renamed, or changes type, unit or meaning. A new column leaves the version as it is if it may be null or
+has a `default`, which older shards are then read with.
 
 `int32` is what the pipeline counts, `int64` what a user sets.
 """
@@ -57,7 +57,7 @@ EPISODE_SCHEMA = pa.schema(
         _always("num_players", _COUNT, "players in the game", "players"),
         _always("seed", _SETTING, "what the game's random numbers start from"),
         _always("model_uid", _TEXTS, "by player: which weights or script answered"),
-        _always("model_kind", _TEXTS, "by player: `engine` or `scripted`"),
+        _always("model_kind", _TEXTS, "by player: `engine`, `scripted` or `api`"),
         _always(
             "policy_version", pa.list_(_SETTING), "by player: version of the policy, 0 the base; null: not the policy"
         ),
@@ -85,6 +85,7 @@ EPISODE_SCHEMA = pa.schema(
         _maybe("finished_at", _TIME, "when it ended or was given up; null: not recorded", "UTC, µs"),
         _maybe("duration_s", _REAL, "from start to finish; null: never played", "s"),
         _always("worker", _TEXT, "address of the worker that played it; empty: none did"),
+        _maybe("escaped", _TEXTS, "columns of this row whose text is escaped, see Text; null: none"),
     ],
     metadata={VERSION_KEY: str(SCHEMA_VERSION).encode(), b"selfplay.table": b"episodes"},
 )
@@ -102,18 +103,27 @@ STEP_SCHEMA = pa.schema(
         _always("model_uid", _TEXT, "which weights or script answered"),
         _maybe("policy_version", _SETTING, "version of the policy that answered, 0 the base; null: not the policy"),
         _always("observation", _TEXT, "what the environment showed the player"),
-        _always("prompt_ids", pa.list_(pa.int32()), "the engine's own prompt tokens; empty: scripted", "token ids"),
-        _always("completion", _TEXT, "what the player said, whole"),
+        _always("prompt_ids", pa.list_(pa.int32()), "the engine's own prompt tokens; empty: no engine", "token ids"),
+        _maybe("completion", _TEXT, "what the player said, whole; null: the endpoint answered without a text"),
         _always(
-            "completion_ids", pa.list_(pa.int32()), "the engine's own completion tokens; empty: scripted", "token ids"
+            "completion_ids", pa.list_(pa.int32()), "the engine's own completion tokens; empty: no engine", "token ids"
         ),
         _always(
-            "logprobs", pa.list_(pa.float32()), "of each completion token, in the distribution sampled from", "nats"
+            "logprobs",
+            pa.list_(pa.float32()),
+            "of each completion token, in the distribution sampled from; NaN: not given",
+            "nats",
+        ),
+        _maybe(
+            "logprobs_ok",
+            pa.bool_(),
+            "whether each completion token has a finite one; false is never trained on; null: an older shard",
         ),
         _always("action", _TEXT, "what was parsed from it and given to the environment"),
         _always("format_ok", pa.bool_(), "whether the completion had the form asked for"),
+        _maybe("feedback", _TEXT, "what was wrong with its form; null: nothing"),
         _always("illegal", pa.bool_(), "whether the environment refused the action"),
-        _maybe("finish_reason", _TEXT, "why the completion ended: `stop`, or `length` when cut off; null: scripted"),
+        _maybe("finish_reason", _TEXT, "why the completion ended: `stop`, or `length` when cut off; null: not said"),
         _always("action_sampler", _TEXT, "name of the rule that picked among completions"),
         _maybe("votes", _TEXT, "actions with the completions that gave them; null: one was sampled", "JSON object"),
         _maybe("confidence", _REAL, "the chosen action's share of the votes; null: one was sampled", "0 to 1"),
@@ -127,8 +137,15 @@ STEP_SCHEMA = pa.schema(
         _maybe("top_p", _REAL, "probability mass sampled from, 1 all; null: scripted"),
         _maybe("top_k", _SETTING, "tokens sampled from, 0 all; null: scripted", "tokens"),
         _maybe("max_tokens", _SETTING, "most tokens of a completion; null: scripted", "tokens"),
+        _maybe(
+            "token_limit",
+            _SETTING,
+            "most tokens this one could have: `max_tokens`, or what the context had left if less; null: scripted",
+            "tokens",
+        ),
         _maybe("stop", _TEXTS, "texts that end a completion; null: scripted"),
         _always("latency_s", _REAL, "from observation to answer", "s"),
+        _maybe("escaped", _TEXTS, "columns of this row whose text is escaped, see Text; null: none"),
     ],
     metadata={VERSION_KEY: str(SCHEMA_VERSION).encode(), b"selfplay.table": b"steps"},
 )

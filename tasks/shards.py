@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,15 @@ from tasks.json_text import to_json
 from tasks.outcomes import outcomes
 from tasks.schemas import EPISODE_SCHEMA, SCHEMA_VERSION, STEP_SCHEMA, VERSION_KEY, default_of
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_ESCAPED = re.compile(r"[\\\ud800-\udfff]")  # a backslash too, so that an escape can be told from what was said
+_ESCAPE = re.compile(r"\\(?:\\|u(d[89a-f][0-9a-f]{2}))")
+
 
 def _array(values: list[Any], field: pa.Field[Any]) -> pa.Array[Any]:
     """One column, with the nulls and the type its field allows."""
     try:
-        column = _convert(values, field.type)
+        column: pa.Array[Any] = pa.array(values, field.type)
     except (pa.ArrowException, OverflowError) as error:
         raise DatasetError(
             f"column {field.name!r} takes {field.type}, got a value that is not: {error}; "
@@ -39,24 +44,41 @@ def _array(values: list[Any], field: pa.Field[Any]) -> pa.Array[Any]:
     return column
 
 
-def _convert(values: list[Any], kind: pa.DataType) -> pa.Array[Any]:
-    """Values as Arrow has them. Text that UTF-8 cannot hold (lone surrogates) is kept as its backslash escape."""
-    column: pa.Array[Any]
-    try:
-        column = pa.array(values, kind)
-    except UnicodeEncodeError:
-        column = pa.array(_escaped(values), kind)
-    return column
+def _table(columns: dict[str, list[Any]], rows: int, schema: pa.Schema) -> pa.Table:
+    """The table of these columns and `escaped`, which names what UTF-8 cannot hold and is kept escaped."""
+    escaped: list[list[str] | None] = [None] * rows
+    columns["escaped"] = escaped
+    arrays = []
+    for field in schema:
+        values = columns[field.name]
+        try:
+            arrays.append(_array(values, field))
+        except UnicodeEncodeError:
+            kept = [_escaped(value) for value in values]
+            for row, (value, text) in enumerate(zip(values, kept, strict=True)):
+                if text is not value:
+                    escaped[row] = [*(escaped[row] or []), field.name]
+            arrays.append(_array(kept, field))
+    return pa.Table.from_arrays(arrays, schema=schema)
 
 
 def _escaped(value: Any) -> Any:
+    """`value` itself, or escaped where it is text with half a surrogate pair, or a list with such text in it."""
     if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode()
-    return [_escaped(item) for item in value] if isinstance(value, list | tuple) else value
+        return _ESCAPED.sub(_escape, value) if _SURROGATE.search(value) else value
+    if isinstance(value, list | tuple):
+        kept = [_escaped(item) for item in value]
+        return kept if any(new is not old for new, old in zip(kept, value, strict=True)) else value
+    return value
 
 
-def _table(columns: Mapping[str, list[Any]], schema: pa.Schema) -> pa.Table:
-    return pa.Table.from_arrays([_array(columns[field.name], field) for field in schema], schema=schema)
+def _escape(character: re.Match[str]) -> str:
+    return "\\\\" if character[0] == "\\" else f"\\u{ord(character[0]):04x}"
+
+
+def unescaped(text: str) -> str:
+    """The text that an escaped one stands for: of a column that `escaped` names in its row."""
+    return _ESCAPE.sub(lambda escape: "\\" if escape[1] is None else chr(int(escape[1], 16)), text)
 
 
 def episodes_table(episodes: Sequence[Episode]) -> pa.Table:
@@ -105,7 +127,7 @@ def episodes_table(episodes: Sequence[Episode]) -> pa.Table:
         "duration_s": [e.finished_at - e.started_at if e.started_at and e.finished_at else None for e in episodes],
         "worker": [episode.worker for episode in episodes],
     }
-    return _table(columns, EPISODE_SCHEMA)
+    return _table(columns, len(episodes), EPISODE_SCHEMA)
 
 
 def _microseconds(unix_s: float) -> int | None:
@@ -143,8 +165,10 @@ def steps_table(episodes: Sequence[Episode]) -> pa.Table:
         "completion": [choice.completion for choice in choices],
         "completion_ids": [choice.completion_ids for choice in choices],
         "logprobs": [choice.logprobs for choice in choices],
+        "logprobs_ok": [choice.logprobs_ok for choice in choices],
         "action": [choice.action for choice in choices],
         "format_ok": [choice.format_ok for choice in choices],
+        "feedback": [choice.feedback or None for choice in choices],
         "illegal": [step.illegal for step in steps],
         "finish_reason": [choice.finish_reason for choice in choices],
         "action_sampler": [agent.action_sampler for agent in agents],
@@ -160,10 +184,11 @@ def steps_table(episodes: Sequence[Episode]) -> pa.Table:
         "top_p": sampling(lambda spec: spec.top_p),
         "top_k": sampling(lambda spec: spec.top_k),
         "max_tokens": sampling(lambda spec: spec.max_tokens),
+        "token_limit": [choice.token_limit for choice in choices],
         "stop": sampling(lambda spec: spec.stop),
         "latency_s": [step.latency_s for step in steps],
     }
-    return _table(columns, STEP_SCHEMA)
+    return _table(columns, len(rows), STEP_SCHEMA)
 
 
 _ADVICE = {

@@ -21,6 +21,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tasks.contracts import AdapterRef, Completion, EngineReply, EngineSpec, SamplingSpec
@@ -74,12 +75,14 @@ class StubEngine:
             raise PromptTooLongError(
                 f"the prompt has {len(prompt_ids)} tokens, expected fewer than max_model_len={self._spec.max_model_len}"
             )
+        room = self._spec.max_model_len - len(prompt_ids)
+        sampling = replace(sampling, max_tokens=min(sampling.max_tokens, room))
         await self._work()
         source = _source(messages, seed, adapter)
         completions = tuple(self._complete(messages, sampling, f"{source}:{index}") for index in range(n))
         self._prompt_tokens += len(prompt_ids)
         self._generated_tokens += sum(len(completion.token_ids) for completion in completions)
-        return EngineReply(prompt_ids, completions)
+        return EngineReply(prompt_ids, completions, token_limit=sampling.max_tokens)
 
     def load(self) -> EngineLoad:
         return EngineLoad(

@@ -41,6 +41,7 @@ SAID = Step(
         completion_ids=(4, 5),
         logprobs=(-0.5, -0.25),
         finish_reason="stop",
+        token_limit=12,
         generated_tokens=6,
         cached_tokens=2,
         votes={"[bet]": 2, "[check]": 1},
@@ -56,7 +57,7 @@ ANSWERED = Step(
     index=1,
     player_id=1,
     observation="Player 0 bets",
-    choice=Choice(action="[fold]", completion="[fold]", format_ok=True),
+    choice=Choice(action="[fold]", completion="[fold]", format_ok=False, feedback="no move found; expected [move]."),
     illegal=True,
 )
 

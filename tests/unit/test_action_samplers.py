@@ -36,6 +36,14 @@ def test_default_takes_the_one_completion_as_it_is() -> None:
     assert (choice.votes, choice.confidence, choice.entropy) == (None, None, None)
 
 
+def test_a_log_probability_that_is_missing_is_nan_and_the_limit_is_recorded() -> None:
+    odd = EngineReply((1,), (Completion("bet", (4, 5), (-0.1, None), "length"),), token_limit=2)
+    choice = action_sampler("default").choose(odd, bracket, random.Random(0))
+    assert [math.isnan(value) for value in choice.logprobs] == [False, True]
+    assert (choice.logprobs_ok, choice.token_limit) == (False, 2)
+    assert choice.feedback == "no move found; expected [move]."
+
+
 def test_the_most_frequent_action_wins_and_its_first_voter_is_recorded() -> None:
     choice = action_sampler("majority:4").choose(
         reply("[fold]", "so [bet]", "[bet]", "[bet]!"), bracket, random.Random(0)

@@ -65,7 +65,7 @@ def test_boxed_takes_the_last_complete_box(answer: str, action: str) -> None:
         ("\\boxed{}", "\\boxed{}", "\\boxed{} is empty; expected the move inside it."),
         ("so \\boxed{bet", "so \\boxed{bet", "\\boxed{ is not closed; expected \\boxed{move}."),
         ("<think>hm</think>[bet]", "[bet]", "no move found; expected \\boxed{move}."),
-        ("<think>\\boxed{bet}", "", "nothing but thinking; expected \\boxed{move} after it."),
+        ("<think>\\boxed{bet}", "", "nothing but thinking, if that; expected \\boxed{move}."),
     ],
 )
 def test_without_a_box_the_answer_itself_is_played_and_the_feedback_says_what_is_wrong(
@@ -90,7 +90,7 @@ def test_bracket_takes_the_last_pair_outside_thinking(answer: str, expected: Par
 
 def test_raw_plays_the_whole_answer_without_its_thinking() -> None:
     assert raw("<think>x</think> I check.") == Parsed("I check.", True)
-    assert raw("<think>x") == Parsed("", False, "nothing but thinking; expected the move after it.")
+    assert raw("<think>x") == Parsed("", False, "nothing but thinking, if that; expected the move.")
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_the_users_own_functions_are_found_by_path() -> None:
 
 def test_unknown_names_are_refused_with_the_nearest_valid_one() -> None:
     with pytest.raises(
-        ConfigError, match=r"unknown action_extraction 'boxd'; valid are boxed, .*Did you mean 'boxed'\?"
+        ConfigError, match=r"unknown action_extraction 'boxd'; valid are answer, boxed, .*Did you mean 'boxed'\?"
     ):
         action_extraction("boxd")
     with pytest.raises(ConfigError, match=r"unknown prompt_template 'defalt'.*Did you mean 'default'\?"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -43,6 +44,17 @@ def test_a_drawn_step_brings_the_facts_of_its_game() -> None:
     assert drawn.step == played.steps[0]
     assert (drawn.reward, drawn.agent, drawn.env_id) == (-1.0, AGENT, "A-v0")
     assert (drawn.game_id, drawn.group_id, drawn.status) == ("game-7", "group of game-7", Status.ILLEGAL_MOVE)
+
+
+@pytest.mark.parametrize("logprobs", [(float("nan"), -0.1), (-0.1, float("-inf")), (-0.1,), ()])
+def test_a_step_without_finite_log_probabilities_is_counted_and_never_drawn(logprobs: tuple[float, ...]) -> None:
+    played = trajectory("game", 2)
+    odd = Step(2, 0, "seen", Choice("[0]", "said", True, completion_ids=(1, 2), logprobs=logprobs), False)
+    buffer = StepBuffer()
+    buffer.add_player_trajectory(replace(played, steps=(*played.steps, odd)), "A-v0")
+    assert sorted(indices(buffer, buffer.size())) == [0, 1]
+    stats = buffer.stats()
+    assert (stats.added, stats.flagged, stats.skipped, stats.episodes) == (2, 1, 0, 1)
 
 
 def test_each_step_is_drawn_once_in_random_order() -> None:

@@ -29,7 +29,7 @@ from tasks.contracts import (
 )
 from tasks.errors import DatasetError
 from tasks.schemas import EPISODE_SCHEMA, STEP_SCHEMA, VERSION_KEY
-from tasks.shards import episodes_table, read_episodes, read_steps, steps_table, write_shard
+from tasks.shards import episodes_table, read_episodes, read_steps, steps_table, unescaped, write_shard
 from tests.unit.example_episodes import SAID, cancelled_episode, full_episode
 
 
@@ -123,8 +123,10 @@ def test_a_step_row_holds_what_was_seen_said_parsed_and_earned() -> None:
         "completion": "I have a king: \\boxed{bet}",
         "completion_ids": [4, 5],
         "logprobs": [-0.5, -0.25],
+        "logprobs_ok": True,
         "action": "[bet]",
         "format_ok": True,
+        "feedback": None,
         "illegal": False,
         "finish_reason": "stop",
         "action_sampler": "majority",
@@ -140,12 +142,15 @@ def test_a_step_row_holds_what_was_seen_said_parsed_and_earned() -> None:
         "top_p": 0.9,
         "top_k": 20,
         "max_tokens": 16,
+        "token_limit": 12,
         "stop": ["\n\n"],
         "latency_s": 0.125,
+        "escaped": None,
     }
     unset = ("policy_version", "finish_reason", "votes", "confidence", "entropy", "reward")
-    scripted = ("temperature", "top_p", "top_k", "max_tokens", "stop")
+    scripted = ("temperature", "top_p", "top_k", "max_tokens", "token_limit", "stop")
     assert [answered[name] for name in unset + scripted] == [None] * len(unset + scripted)
+    assert (answered["format_ok"], answered["feedback"]) == (False, "no move found; expected [move].")
     assert (answered["illegal"], answered["final_reward"], answered["prompt_ids"]) == (True, -1.0, [])
 
 
@@ -160,17 +165,53 @@ def test_the_tables_follow_the_schemas_even_when_empty() -> None:
         assert table.schema.equals(schema, check_metadata=True)
 
 
-@given(st.text(alphabet=st.characters(codec=None)))
-def test_any_text_can_be_stored(text: str) -> None:
+# Halves of surrogate pairs, and what their escapes are made of.
+any_text = st.lists(st.characters(codec=None) | st.sampled_from(["\\", "\\ud800", "\ud83d", "u", "\0"])).map("".join)
+
+
+@given(any_text)
+def test_any_text_can_be_stored_and_had_again(text: str) -> None:
     step = replace(SAID, observation=text, choice=replace(SAID.choice, completion=text))
     episode = full_episode(steps=(step,), reason=text, player_info=(text, ""))
-    stored = text.encode("utf-8", "backslashreplace").decode()
-    assert steps_table([episode])["completion"].to_pylist() == [stored]
-    assert episodes_table([episode])["player_info"].to_pylist() == [[stored, ""]]
+    cut = any("\ud800" <= character <= "\udfff" for character in text)
+    (row,) = steps_table([episode]).to_pylist()
+    assert row["escaped"] == (["observation", "completion"] if cut else None)
+    assert row["completion"] == text or cut
+    assert unescaped(row["completion"]) == text or not cut
+    (row,) = episodes_table([episode]).to_pylist()
+    assert row["escaped"] == (["reason", "player_info"] if cut else None)
+    assert row["player_info"] == [text, ""] or cut
+    assert unescaped(row["player_info"][0]) == text or not cut
 
 
-def test_lone_surrogates_are_kept_as_their_escape() -> None:
-    assert episodes_table([full_episode(reason="a\ud800b")])["reason"].to_pylist() == ["a\\ud800b"]
+def test_a_cut_emoji_is_escaped_in_its_row_alone_and_the_row_says_so() -> None:
+    said = "\U0001f600 and half: \ud83d, \\boxed{[bet]}"
+    games = [full_episode("a"), full_episode("b", steps=(replace(SAID, choice=replace(SAID.choice, completion=said)),))]
+    table = steps_table(games).select(["completion", "escaped"])
+    assert table.to_pylist()[1:] == [
+        {"completion": "[fold]", "escaped": None},
+        {"completion": "\U0001f600 and half: \\ud83d, \\\\boxed{[bet]}", "escaped": ["completion"]},
+    ]
+
+
+def test_an_answer_without_a_text_stays_apart_from_an_empty_one(tmp_path: Path) -> None:
+    steps = tuple(replace(SAID, choice=replace(SAID.choice, completion=text)) for text in (None, "", "a\0b", "\ufffd"))
+    write_run(tmp_path, episodes_table([full_episode(steps=steps)]), steps_table([full_episode(steps=steps)]))
+    assert read_steps(tmp_path, columns=["completion"])["completion"].to_pylist() == [None, "", "a\0b", "\ufffd"]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf"), float("inf")])
+def test_a_log_probability_that_is_not_finite_is_kept_and_flagged(value: float) -> None:
+    odd = replace(SAID, choice=replace(SAID.choice, logprobs=(-0.5, value)))
+    table = steps_table([full_episode(steps=(odd, SAID))])
+    assert table["logprobs"].type == pa.list_(pa.float32())
+    assert table["logprobs_ok"].to_pylist() == [False, True]
+    assert str(table["logprobs"].to_pylist()[0][1]) == str(value)
+
+
+def test_log_probabilities_that_are_missing_are_flagged() -> None:
+    short = replace(SAID, choice=replace(SAID.choice, logprobs=(-0.5,)))
+    assert steps_table([full_episode(steps=(short,))])["logprobs_ok"].to_pylist() == [False]
 
 
 def test_a_value_of_a_wrong_type_is_refused_by_its_column() -> None:
