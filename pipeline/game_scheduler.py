@@ -35,6 +35,8 @@ from tasks.errors import ConfigError, TooManyFailuresError, boundary
 
 TICK_S = 0.25
 CANCEL_GRACE_S = 10.0
+# What a buffer is shown; whether it keeps truncated games, which pay nothing, is its own policy.
+BUFFERED = frozenset({Status.COMPLETED, Status.ILLEGAL_MOVE, Status.TRUNCATED})
 GAUGES_EVERY_S = 1.0
 
 
@@ -149,6 +151,8 @@ class GameScheduler:
                 self._cancel_all(pool)
                 raise
             finally:
+                if self.snapshot is not None:
+                    self.snapshot = replace(self.snapshot, stage="stopping engines")
                 self.ledger.finished_at = time.time()
                 self.ledger.engines = dict(pool.figures)
                 if self._store is not None:
@@ -216,19 +220,18 @@ class GameScheduler:
     def _finish(self, episode: Episode) -> None:
         """One game's one row, then what others learn from it."""
         self._record(episode)
+        self._model_sampler.registry.record(episode)
         self._model_sampler.update(episode)
-        if episode.spec.mode is Mode.TRAIN:
+        if episode.spec.mode is Mode.TRAIN and episode.status in BUFFERED:
             self._give_to_buffer(episode)
         self._watch_failures(episode)
 
     def _give_to_buffer(self, episode: Episode) -> None:
-        agents = episode.spec.agents
         earned: dict[Role, list[float]] = defaultdict(list)
-        for agent in agents:
+        for agent in episode.spec.agents:
             trajectory = episode.trajectory(agent.player_id)
-            if trajectory is None:
-                continue
-            earned[agent.role].append(trajectory.final_reward)
+            if trajectory.final_reward is not None:
+                earned[agent.role].append(trajectory.final_reward)
             if agent.role is Role.ACTOR:
                 self._buffer.add_player_trajectory(trajectory, episode.spec.env_id)
         if earned[Role.ACTOR]:

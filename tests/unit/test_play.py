@@ -105,7 +105,6 @@ def test_a_completed_game_records_what_was_seen_said_and_earned() -> None:
     assert (episode.worker, episode.spec) == ("tcp://somewhere:1", spec)
     assert len(episode.player_info) == 2
     trajectory = episode.trajectory(1)
-    assert trajectory is not None
     assert (trajectory.final_reward, len(trajectory.steps)) == (-1.0, 3)
     assert pickle.loads(pickle.dumps(episode)) == episode
 
@@ -135,7 +134,7 @@ def test_the_turn_cap_truncates() -> None:
     assert (episode.status, episode.rewards, episode.player_info) == (Status.TRUNCATED, None, ())
     assert len(episode.steps) == 6
     assert episode.reason == "max_turns=6 reached before the game's end"
-    assert episode.trajectory(0) is None
+    assert episode.trajectory(0).final_reward is None
 
 
 def test_a_game_that_ends_on_the_very_move_of_the_cap_keeps_its_result() -> None:

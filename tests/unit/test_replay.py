@@ -87,6 +87,15 @@ def test_a_full_buffer_evicts_at_random_counts_it_and_keeps_the_newest_step() ->
     assert sorted(kept) != list(range(90, 100))
 
 
+def test_what_the_environment_paid_nothing_is_left_out_and_a_kept_truncated_game_earns_zero() -> None:
+    buffer = StepBuffer(truncated="keep")
+    unpaid = replace(trajectory("unpaid", 2), final_reward=None)
+    buffer.add_player_trajectory(unpaid, "A-v0")
+    assert (buffer.size(), buffer.stats().skipped) == (0, 2)
+    buffer.add_player_trajectory(replace(unpaid, game_id="cut", status=Status.TRUNCATED), "A-v0")
+    assert [step.reward for step in buffer.get_batch(2)] == [0.0, 0.0]
+
+
 @pytest.mark.parametrize("status", list(Status))
 @pytest.mark.parametrize("policy", ["drop", "keep"])
 def test_only_trainable_games_are_taken_and_truncated_ones_by_policy(status: Status, policy: str) -> None:
