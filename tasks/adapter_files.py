@@ -1,0 +1,224 @@
+"""Reads LoRA adapters on disk and refuses what the engine could not serve, before the engine sees it.
+
+An adapter made for another base model does not fail its request, it kills vLLM's core. So rank, modules and tensor
+shapes are compared with the base model first. Only JSON and the headers of safetensors files are read: no torch, no
+PEFT, no weights. Formats: PEFT's `adapter_config.json` and `adapter_model.safetensors`; safetensors is 8 bytes of
+little-endian header length N, N bytes of JSON (name -> dtype, shape, data_offsets), then the data.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tasks.contracts import LoraSpec
+from tasks.errors import AdapterError
+
+CONFIG_NAME = "adapter_config.json"
+WEIGHTS_NAME = "adapter_model.safetensors"
+
+Shape = tuple[int, ...]
+
+_MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+_TENSOR_NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<half>[AB])\.weight")
+# Features of PEFT that change what the two matrices mean, with the values that leave them unused.
+_UNSERVED_FEATURES: Mapping[str, Sequence[Any]] = {
+    "use_dora": (False,),
+    "lora_bias": (False,),
+    "bias": ("none",),
+    "modules_to_save": ([],),
+    "rank_pattern": ({},),
+    "alpha_pattern": ({},),
+    "layer_replication": ([],),
+    "target_parameters": ([],),
+    "trainable_token_indices": ([],),
+    "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal"),
+}
+
+
+def check_adapter(folder: Path, base_shapes: Mapping[str, Shape] | None, lora: LoraSpec) -> None:
+    """Refuse an adapter that the engine could not serve on its base model.
+
+    Args:
+        folder: holds `adapter_config.json` and `adapter_model.safetensors`, as PEFT saves them.
+        base_shapes: module name -> (out features, in features) of the base, from `base_linear_shapes`. None where the
+            base's files are out of reach; then shapes are compared with the rank alone.
+        lora: the largest rank and the modules the engine was started for.
+
+    Raises:
+        AdapterError: a file is missing, empty or cut off; rank or modules are not served; a pair is incomplete; or a
+            tensor's shape does not fit the base.
+    """
+    rank = _checked_rank(folder, lora)
+    shapes = safetensors_shapes(folder / WEIGHTS_NAME)
+    pairs = _pairs(folder, shapes)
+    for module, halves in pairs.items():
+        leaf = module.rpartition(".")[2]
+        if leaf not in lora.target_modules:
+            raise AdapterError(
+                f"Adapter {folder} changes {module}, but the engine serves LoRA on "
+                f"{', '.join(lora.target_modules)} only. Add {leaf!r} to vllm.lora_config.target_modules."
+            )
+        if len(halves) < 2:
+            missing = ({"A", "B"} - halves.keys()).pop()
+            raise AdapterError(
+                f"Adapter {folder} has no lora_{missing} for {module}; expected both halves. Save it again."
+            )
+        _check_pair(folder, module, halves, rank, base_shapes)
+
+
+def base_linear_shapes(model: str) -> dict[str, Shape] | None:
+    """The weight shapes, (out features, in features), of the linear layers of a base model, by module name.
+
+    Args:
+        model: a model folder, or a hub name whose files are looked for in the local hub cache; nothing is downloaded.
+
+    Returns:
+        The shapes; None where there is nothing to read them from: a hub model that is not in the cache, weights not
+        in safetensors, or quantised weights, whose stored shapes are not the layers'.
+
+    Raises:
+        AdapterError: a safetensors file of the base is cut off.
+    """
+    config = _model_file(model, "config.json")
+    if config is None or "quantization_config" in _read_json(config):
+        return None
+    index = _model_file(model, "model.safetensors.index.json")
+    names = sorted(set(_read_json(index)["weight_map"].values())) if index else ["model.safetensors"]
+    shapes: dict[str, Shape] = {}
+    for name in names:
+        path = _model_file(model, name)
+        if path is None:
+            return None
+        shapes |= safetensors_shapes(path)
+    return {
+        name.removesuffix(".weight"): shape
+        for name, shape in shapes.items()
+        if name.endswith(".weight") and len(shape) == 2
+    }
+
+
+def safetensors_shapes(path: Path) -> dict[str, Shape]:
+    """Tensor name -> shape, from the header of a safetensors file.
+
+    Raises:
+        AdapterError: the file is missing, empty, cut off, or its header is not one.
+    """
+    if not path.is_file():
+        raise AdapterError(f"{path} is missing; expected weights in the safetensors format (PEFT's save_pretrained).")
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+        if not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
+            raise AdapterError(
+                f"{path} has {size} bytes and names a header of {length} bytes; expected a header within the file. "
+                "The file is cut off or not in the safetensors format: copy or save it again."
+            )
+        raw = file.read(length)
+    try:
+        header = json.loads(raw)
+        tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        end = max((entry["data_offsets"][1] for entry in tensors.values()), default=0)
+        shapes = {name: tuple(int(length) for length in entry["shape"]) for name, entry in tensors.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise AdapterError(f"{path} has a header that is not safetensors' JSON ({error}): save it again.") from error
+    if 8 + length + end != size:
+        raise AdapterError(
+            f"{path} has {size} bytes; its header promises {8 + length + end}. The file is cut off: copy it again."
+        )
+    return shapes
+
+
+def _checked_rank(folder: Path, lora: LoraSpec) -> int:
+    """The adapter's rank, once its configuration says nothing the engine could not serve."""
+    path = folder / CONFIG_NAME
+    if not path.is_file():
+        raise AdapterError(
+            f"{folder} has no {CONFIG_NAME}; expected a LoRA adapter as PEFT's save_pretrained writes it."
+        )
+    config = _read_json(path)
+    if config.get("peft_type") != "LORA":
+        raise AdapterError(f"{path} has peft_type {config.get('peft_type')!r}; the engine serves 'LORA' only.")
+    for feature, unused in _UNSERVED_FEATURES.items():
+        value = config.get(feature)
+        if value is not None and value not in unused:
+            raise AdapterError(
+                f"{path} has {feature} {value!r}, which the engine does not serve; expected {unused[0]!r}. "
+                "Train or convert the adapter without it."
+            )
+    rank = config.get("r")
+    if not isinstance(rank, int) or not 1 <= rank <= lora.max_rank:
+        raise AdapterError(
+            f"{path} has rank r={rank!r}; the engine was started for ranks 1 to {lora.max_rank}. "
+            "Raise vllm.lora_config.lora_rank."
+        )
+    return rank
+
+
+def _pairs(folder: Path, shapes: Mapping[str, Shape]) -> dict[str, dict[str, Shape]]:
+    """Module name -> {"A": shape, "B": shape}, from the adapter's tensor names."""
+    pairs: dict[str, dict[str, Shape]] = {}
+    for name, shape in shapes.items():
+        match = _TENSOR_NAME.fullmatch(name)
+        if match is None:
+            raise AdapterError(
+                f"Adapter {folder} holds a tensor {name!r}; expected only names like "
+                "'base_model.model.<module>.lora_A.weight' and '...lora_B.weight'."
+            )
+        pairs.setdefault(match["module"], {})[match["half"]] = shape
+    if not pairs:
+        raise AdapterError(f"Adapter {folder} holds no tensors in {WEIGHTS_NAME}: save it again.")
+    return pairs
+
+
+def _check_pair(
+    folder: Path,
+    module: str,
+    halves: Mapping[str, Shape],
+    rank: int,
+    base_shapes: Mapping[str, Shape] | None,
+) -> None:
+    """Compare lora_A (rank, in) and lora_B (out, rank) of one module with the base's weight (out, in)."""
+    a, b = halves["A"], halves["B"]
+    if len(a) != 2 or len(b) != 2:
+        raise AdapterError(f"Adapter {folder} has lora_A {a} and lora_B {b} on {module}; expected two dimensions each.")
+    base = (b[0], a[1]) if base_shapes is None else base_shapes.get(module)
+    if base is None:
+        raise AdapterError(
+            f"Adapter {folder} changes {module}, which the base model does not have: it was made for another base. "
+            "Train it on this base, or set vllm.model_name to its own."
+        )
+    out_features, in_features = base
+    if a != (rank, in_features) or b != (out_features, rank):
+        raise AdapterError(
+            f"Adapter {folder} has lora_A {a} and lora_B {b} on {module}; expected {(rank, in_features)} and "
+            f"{(out_features, rank)} for rank {rank} on this base. It was made for another base: train it on this "
+            "one, or set vllm.model_name to its own."
+        )
+
+
+def _model_file(model: str, name: str) -> Path | None:
+    """The file `name` of a model folder, or of a hub model in the local cache; None if it is not there."""
+    if Path(model).is_dir():
+        path = Path(model) / name
+        return path if path.is_file() else None
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = try_to_load_from_cache(model, name)
+    return Path(cached) if isinstance(cached, str) else None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise AdapterError(f"{path} is not JSON ({error}); the file is empty or cut off: save it again.") from error
+    if not isinstance(value, dict):
+        raise AdapterError(f"{path} holds {type(value).__name__}; expected a JSON object.")
+    return value
