@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import random
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,8 @@ MAX_PAUSE_S = 60.0
 MAX_ERROR_LENGTH = 300
 RETRIED_STATUSES = frozenset({408, 409, 425, 429})
 OPENAI_HOST = "api.openai.com"
+
+_NO_ROOM = re.compile("context_length_exceeded|context length", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -146,24 +149,29 @@ class Endpoint:
         return min(max(backoff_s, wanted_s), MAX_PAUSE_S)
 
     async def _attempt(self, request: Mapping[str, Any]) -> ApiReply:
+        failure: Exception
         try:
             # The client's own time-out begins anew with each byte, so a slow drip would pass it for ever.
             async with asyncio.timeout(self._api.timeout_s):
                 response = await self._client.chat.completions.with_raw_response.create(**request)
         except (TimeoutError, self._openai.APITimeoutError):
-            raise _RetryableError(f"no whole answer within timeout_s={self._api.timeout_s:g}") from None
+            failure = _RetryableError(f"no whole answer within timeout_s={self._api.timeout_s:g}")
         except self._openai.APIStatusError as error:
-            raise self._refusal(error) from None
+            failure = self._refusal(error)
         except self._openai.APIConnectionError as error:
-            raise _RetryableError(self._readable(f"no connection ({error.__cause__ or error})")) from None
-        return self._parse(response.text)
+            failure = _RetryableError(self._readable(f"no connection ({error.__cause__ or error})"))
+        else:
+            return self._parse(response.text)
+        # Out here it has no context: the client's own errors carry the request, and the key in its headers.
+        raise failure
 
     def _refusal(self, error: openai.APIStatusError) -> Exception:
         """What an HTTP error means: try again, the prompt is too long, or there is no point."""
-        said = self._readable(f"HTTP {error.status_code}, {error.message}")
+        body = error.response.text
+        said = self._readable(f"HTTP {error.status_code}: {body}")
         if error.status_code in RETRIED_STATUSES or error.status_code >= 500:
             return _RetryableError(said, _seconds(error.response.headers.get("retry-after")))
-        if error.code == "context_length_exceeded" or "context length" in error.message.lower():
+        if error.status_code == 400 and _NO_ROOM.search(body):
             return PromptTooLongError(f"{self._who} takes no prompt of this length: {said}")
         return OpponentError(
             f"{self._who} refused the request: {said}. Check the opponent's model, base_url and max_tokens, and the "
