@@ -1,7 +1,8 @@
-"""Where an environment's calls run: on the event loop while they are quick, in threads otherwise; none is waited for in vain.
+"""Where an environment's calls run: on the event loop while they are quick, in threads otherwise.
 
 A call that does not come back is interrupted by an exception raised inside its thread, which ends every loop written in
-Python. What sits in compiled code stays where it is, its thread abandoned; threads are daemons, so no exit waits for one.
+Python. What sits in compiled code stays where it is, its thread abandoned; threads are daemons, so that no exit waits
+for one.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from tasks.errors import EnvironmentFault, EnvironmentHungError, SelfplayError, boundary
 
@@ -63,8 +64,8 @@ class EnvironmentCalls:
         env_id: whose record counts.
     """
 
-    _quick_in_a_row: Counter[str] = Counter()
-    _hung: set[str] = set()  # environments that hung on the loop once
+    _quick_in_a_row: ClassVar[Counter[str]] = Counter()
+    _hung: ClassVar[set[str]] = set()  # environments that hung on the loop once
 
     def __init__(self, env_id: str) -> None:
         self._env_id = env_id

@@ -7,15 +7,20 @@ Everything foreign runs inside `_foreign`, which gives it the game's own random 
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import re
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Real
+from pathlib import Path
 from typing import Any, Protocol
 
 import textarena
 from textarena.envs.registration import ENV_REGISTRY
+from textarena.wrappers import LLMObservationWrapper
 
 from tasks.calls import EnvironmentCalls
 from tasks.contracts import GameSpec
@@ -65,6 +70,36 @@ def known_env_ids() -> tuple[str, ...]:
     return tuple(sorted(ENV_REGISTRY))
 
 
+def registered_games() -> dict[str, list[str]]:
+    """The registered ids by game, in TextArena's order. Ids of one game share their class and begin with its name."""
+    by_class: dict[Any, list[str]] = {}
+    for env_id, entry in ENV_REGISTRY.items():
+        by_class.setdefault(entry.entry_point, []).append(env_id)
+    return {re.split(r"-v\d", ids[0])[0]: ids for ids in by_class.values()}
+
+
+def source_of(env_id: str) -> str:
+    """The source of an environment's module, whether or not it can be imported; empty where there is none."""
+    with boundary():  # its package may raise while it is imported, or be missing
+        found = importlib.util.find_spec(str(_entry_point(env_id)).partition(":")[0])
+        if found is not None and found.origin is not None:
+            return Path(found.origin).read_text(encoding="utf-8")
+    return ""
+
+
+def check_env_id(env_id: str) -> None:
+    """See that an id is registered, or has the form of a user's own class, `package.module:EnvClass`.
+
+    Raises:
+        EnvironmentFault: it is neither; names the nearest.
+    """
+    if env_id not in ENV_REGISTRY and not all(env_id.partition(":")):
+        raise EnvironmentFault(
+            f"unknown env_id {env_id!r}: not among TextArena's {len(ENV_REGISTRY)} registered environments, nor of the "
+            f"form package.module:EnvClass.{nearest(env_id, ENV_REGISTRY)}"
+        )
+
+
 def check_env(settings: EnvironmentSettings) -> None:
     """Make and reset the environment once, as its games would; takes as long as that does (some take seconds).
 
@@ -87,6 +122,7 @@ class Game:
         self._offender: int | None = None
         self._make(settings, seed)
         self._state = self._env.state
+        self._refuse_one_among_many()
         self._allow_errors(settings.error_allowance)
         self._watch_illegal_moves()
 
@@ -150,18 +186,19 @@ class Game:
         )
 
     def _make(self, settings: EnvironmentSettings, seed: int) -> None:
-        if settings.env_id not in ENV_REGISTRY:
-            raise EnvironmentFault(
-                f"unknown env_id {settings.env_id!r}: not among TextArena's {len(ENV_REGISTRY)} registered "
-                f"environments.{nearest(settings.env_id, ENV_REGISTRY)}"
-            )
+        check_env_id(settings.env_id)
         with self._foreign("imported", "Install what it needs where the games are played, or leave it out."):
-            making = _ready_to_make(ENV_REGISTRY[settings.env_id].entry_point)
+            making = _ready_to_make(_entry_point(settings.env_id))
         with making:
             with self._foreign("made", "Check env_kwargs, and that what it needs is there where the games are played."):
-                self._env = textarena.make(settings.env_id, **settings.env_kwargs)
+                self._env = _new_env(settings)
             with self._foreign("reset", f"Check num_players={self._num_players} against its rules, and env_kwargs."):
                 self._env.reset(num_players=self._num_players, seed=seed)
+
+    def _refuse_one_among_many(self) -> None:
+        """A free-for-all with one player would look for the next one for ever, once that one is out."""
+        if self._num_players < 2 and isinstance(self._state, textarena.FFAMultiPlayerState):
+            raise EnvironmentFault(f"{self._env_id} is a game of several players; got num_players={self._num_players}.")
 
     def _allow_errors(self, error_allowance: int | None) -> None:
         """Set how many illegal moves in a row a player may make; environments reset theirs in `reset`."""
@@ -206,6 +243,38 @@ class Game:
             ) from caught.error
 
 
+def _entry_point(env_id: str) -> Any:
+    return ENV_REGISTRY[env_id].entry_point if env_id in ENV_REGISTRY else env_id
+
+
+def _new_env(settings: EnvironmentSettings) -> Any:
+    """A registered environment as its id has it, or an object of the user's own class."""
+    if settings.env_id in ENV_REGISTRY:
+        return textarena.make(settings.env_id, **settings.env_kwargs)
+    module_name, _, class_name = settings.env_id.partition(":")
+    env = getattr(importlib.import_module(module_name), class_name)(**settings.env_kwargs)
+    return env if isinstance(env, textarena.Wrapper) else _AllSoFar(env)
+
+
+class _AllSoFar(LLMObservationWrapper):  # type: ignore[misc]
+    """Shows a player all messages so far, like TextArena's default; an observation that is text already stays."""
+
+    def observation(self, player_id: int, observation: Any) -> Any:
+        if isinstance(observation, str):
+            return observation
+        return super().observation(player_id, observation)
+
+
+def _silence(package: str) -> None:
+    """Let TextArena's own environments print to nowhere: some draw their boards on every move.
+
+    Their modules get a `print` of their own, since redirecting the output would take everybody's.
+    """
+    for name, module in list(sys.modules.items()):
+        if name.startswith("textarena.envs.") and name.startswith(package):
+            vars(module).setdefault("print", lambda *args, **kwargs: None)
+
+
 def _ready_to_make(entry_point: Any) -> threading.Lock:
     """Import and isolate the environment's package, the folder its module lies in; the lock to make and reset it under.
 
@@ -215,6 +284,7 @@ def _ready_to_make(entry_point: Any) -> threading.Lock:
     package = importlib.import_module(module_name).__package__ or module_name
     if package not in _making:
         isolate(package)
+        _silence(package)
     return _making.setdefault(package, threading.Lock())
 
 
@@ -232,4 +302,12 @@ def _line(message: Any) -> str:
     return f"[{'GAME' if sender == textarena.GAME_ID else f'Player {sender}'}] {text}"
 
 
+def _let_old_calls_pass() -> None:
+    """Give messages a type where a game names none: CharacterConclave calls `add_observation` as it once was."""
+    add_observation = textarena.State.add_observation
+    if add_observation.__defaults__ == (textarena.GAME_ID, -1):
+        add_observation.__defaults__ = (textarena.ObservationType.GAME_MESSAGE, textarena.GAME_ID, -1)
+
+
 isolate("textarena")
+_let_old_calls_pass()
