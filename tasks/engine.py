@@ -7,10 +7,9 @@ own thread, because the import takes seconds and reads the environment. The core
 from __future__ import annotations
 
 import asyncio
-import difflib
 import itertools
 import multiprocessing
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from multiprocessing.process import BaseProcess
@@ -26,6 +25,7 @@ from tasks.engine_lifetime import claim_engines
 from tasks.engine_settings import engine_arguments, set_environment
 from tasks.errors import AdapterError, EngineDiedError, EngineStartError, PromptTooLongError, boundary
 from tasks.models import resolve_model
+from tasks.names import nearest
 
 STOP_TIMEOUT_S = 5.0
 DEATH_CHECK_S = 0.5
@@ -103,7 +103,8 @@ class VLLMEngine:
         """Sample `n` completions of one chat. `seed` is not used: vLLM's results change with the batch anyway.
 
         The prompt is tokenised here, once, and goes to vLLM as ids. At most `sampling.max_tokens` tokens are sampled,
-        fewer where the context has less room. `Completion.logprobs` are of the distribution sampled from.
+        fewer where the context has less room, which `EngineReply.token_limit` says. A stop string stays in the text.
+        `Completion.logprobs` are of the distribution sampled from.
 
         Raises:
             PromptTooLongError: the prompt leaves no room for one token.
@@ -134,7 +135,7 @@ class VLLMEngine:
             self._pending.discard(request_id)
         if any(answer.finish_reason == "abort" for answer in output.outputs):
             raise self._died("was stopped")
-        return _reply(output)
+        return _reply(output, params.max_tokens)
 
     def load(self) -> EngineLoad:
         """How busy the engine is, as of its last step."""
@@ -288,6 +289,7 @@ def _sampling_params(sampling: SamplingSpec, n: int, room: int) -> Any:
         top_k=sampling.top_k,
         max_tokens=min(sampling.max_tokens, room),
         stop=list(sampling.stop),
+        include_stop_str_in_output=True,  # a `]` that ends the answer belongs to the move
         logprobs=0,  # of the sampled token alone
         flat_logprobs=True,
         output_kind=RequestOutputKind.FINAL_ONLY,
@@ -300,7 +302,7 @@ def plain_transcript(messages: Sequence[Mapping[str, str]]) -> str:
     return "".join(turns) + "Assistant:"
 
 
-def _reply(output: Any) -> EngineReply:
+def _reply(output: Any, token_limit: int) -> EngineReply:
     """vLLM's `RequestOutput` as the project's own value."""
     return EngineReply(
         prompt_ids=tuple(output.prompt_token_ids),
@@ -314,6 +316,7 @@ def _reply(output: Any) -> EngineReply:
             for answer in output.outputs
         ),
         cached_tokens=output.num_cached_tokens or 0,
+        token_limit=token_limit,
     )
 
 
@@ -322,12 +325,11 @@ def _running_cores() -> set[BaseProcess]:
     return {child for child in multiprocessing.active_children() if child.name.startswith("EngineCore")}
 
 
-def _refuse_unknown(arguments: Mapping[str, Any], known: Sequence[str]) -> None:
+def _refuse_unknown(arguments: Mapping[str, Any], known: Collection[str]) -> None:
     for name in arguments:
         if name not in known:
-            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
             raise EngineStartError(
-                f"vllm.engine_args names {name!r}, which this version of vLLM does not have; did you mean {nearest!r}?"
+                f"vllm.engine_args has {name!r}, which this version of vLLM does not have.{nearest(name, known)}"
             )
 
 

@@ -125,13 +125,15 @@ def test_a_prompt_that_fills_the_context_is_refused_with_its_length(served: Serv
 def test_a_prompt_one_token_short_of_the_context_is_answered_with_one_token(served: Served) -> None:
     reply, completion = served.complete("x" * (MAX_MODEL_LEN - TEMPLATE_TOKENS - 1), max_tokens=16)
     assert len(reply.prompt_ids) == MAX_MODEL_LEN - 1
-    assert len(completion.token_ids) == 1
+    assert (len(completion.token_ids), reply.token_limit) == (1, 1)
 
 
-def test_a_stop_string_ends_the_completion_and_is_left_out(served: Served) -> None:
-    _, completion = served.complete("move", max_tokens=200, stop=("a", "e", "i", "o", "u"))
+def test_a_stop_string_ends_the_completion_and_is_its_last_part(served: Served) -> None:
+    reply, completion = served.complete("move", max_tokens=200, stop=("a", "e", "i", "o", "u"))
     assert completion.finish_reason == "stop"
-    assert not set(completion.text) & set("aeiou")
+    assert completion.text[-1] in "aeiou"
+    assert not set(completion.text[:-1]) & set("aeiou")
+    assert reply.token_limit == 200
 
 
 def test_load_counts_tokens_and_prefix_hits(served: Served) -> None:
@@ -172,7 +174,7 @@ def test_a_thread_computes_on_each_core_though_the_environment_asks_for_one_thre
 
 def test_an_unknown_engine_argument_is_refused_with_the_nearest(base: Path, loop_thread: LoopThread) -> None:
     engine = VLLMEngine(tiny_spec(base, engine_args={"max_num_batched_token": 64}))
-    with pytest.raises(EngineStartError, match=r"'max_num_batched_token'.*did you mean 'max_num_batched_tokens'\?"):
+    with pytest.raises(EngineStartError, match=r"'max_num_batched_token'.*Did you mean 'max_num_batched_tokens'\?"):
         loop_thread.run(engine.start())
     loop_thread.run(engine.stop())
 
