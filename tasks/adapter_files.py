@@ -58,7 +58,7 @@ def check_adapter(folder: Path, base_shapes: Mapping[str, Shape] | None, lora: L
     pairs = _pairs(folder, shapes)
     for module, halves in pairs.items():
         leaf = module.rpartition(".")[2]
-        if leaf not in lora.target_modules:
+        if {module, leaf}.isdisjoint(lora.target_modules):
             raise AdapterError(
                 f"Adapter {folder} changes {module}, but the engine serves LoRA on "
                 f"{', '.join(lora.target_modules)} only. Add {leaf!r} to vllm.lora_config.target_modules."

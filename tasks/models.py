@@ -7,7 +7,6 @@ Standard library only.
 
 from __future__ import annotations
 
-import difflib
 import fcntl
 import importlib.util
 import json
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.errors import ConfigError
+from tasks.names import nearest
 
 BUILTIN_PREFIX = "builtin:"
 MANIFEST_NAME = "selfplay-model.json"
@@ -87,9 +87,10 @@ def _builtin_folder(name: str, on_progress: Progress) -> Path:
     """The folder of a built-in model, built first if it is not there whole. Safe with several processes at once."""
     builtin = _BUILTINS.get(name)
     if builtin is None:
-        nearest = difflib.get_close_matches(name, _BUILTINS, n=1, cutoff=0.0)[0]
+        valid = [BUILTIN_PREFIX + name for name in _BUILTINS]
+        asked = BUILTIN_PREFIX + name
         raise ConfigError(
-            f"model_name {BUILTIN_PREFIX + name!r} is no built-in model; did you mean {BUILTIN_PREFIX + nearest!r}?"
+            f"model_name {asked!r} is no built-in model; there is {', '.join(valid)}.{nearest(asked, valid)}"
         )
     folder = cache_root() / "models" / name
     if _is_complete(folder):
@@ -168,7 +169,8 @@ def _convert(source: Path, result: Path, on_progress: Progress) -> None:
             on_progress(line.strip())
         if process.wait() != 0:
             log.seek(0)
+            last_lines = "\n".join(log.read().splitlines()[-5:])
             raise ConfigError(
                 f"{source} could not be converted (exit code {process.returncode}); the extra `vllm` must be "
-                f"installed (pip install 'selfplay-pipeline[vllm]'). The converter said:\n{log.read()[-2000:]}"
+                f"installed (pip install 'selfplay-pipeline[vllm]'). The converter said:\n{last_lines}"
             )
