@@ -1,15 +1,14 @@
 """The columns of the dataset: two Arrow schemas, written out, each column with its unit and its meaning.
 
 `docs/dataset.md` shows the same columns to readers; a test holds the two together. Raise `SCHEMA_VERSION` when a column
-is removed or renamed, or changes type, unit or meaning. A new column leaves the version as it is if it may be null or
-has a `default`, which older shards are then read with.
+is removed or renamed, or changes type, unit or meaning. A new column may be null, which is how older shards are read,
+and leaves the version as it is.
 
 `int32` is what the pipeline counts, `int64` what a user sets.
 """
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pyarrow as pa
@@ -22,23 +21,14 @@ _COUNT, _SETTING, _REAL = pa.int32(), pa.int64(), pa.float64()
 _TIME = pa.timestamp("us", tz="UTC")
 
 
-def _always(name: str, kind: pa.DataType, meaning: str, unit: str = "", default: Any = None) -> pa.Field[Any]:
-    """A column that has a value in every row; one added later needs a `default` for the shards from before."""
-    metadata = {"meaning": meaning, "unit": unit}
-    if default is not None:
-        metadata["default"] = json.dumps(default)
-    return pa.field(name, kind, nullable=False, metadata=metadata)
+def _always(name: str, kind: pa.DataType, meaning: str, unit: str = "") -> pa.Field[Any]:
+    """A column that has a value in every row."""
+    return pa.field(name, kind, nullable=False, metadata={"meaning": meaning, "unit": unit})
 
 
 def _maybe(name: str, kind: pa.DataType, meaning: str, unit: str = "") -> pa.Field[Any]:
     """A column that may be null; its meaning says when."""
     return pa.field(name, kind, nullable=True, metadata={"meaning": meaning, "unit": unit})
-
-
-def default_of(field: pa.Field[Any]) -> Any:
-    """What a shard that lacks this column is read with; None, which is null, where the column has no default."""
-    text = (field.metadata or {}).get(b"default")
-    return None if text is None else json.loads(text)
 
 
 EPISODE_SCHEMA = pa.schema(

@@ -22,7 +22,7 @@ from tasks.contracts import AgentSpec, Episode, SamplingSpec
 from tasks.errors import DatasetError
 from tasks.json_text import to_json
 from tasks.outcomes import outcomes
-from tasks.schemas import EPISODE_SCHEMA, SCHEMA_VERSION, STEP_SCHEMA, VERSION_KEY, default_of
+from tasks.schemas import EPISODE_SCHEMA, SCHEMA_VERSION, STEP_SCHEMA, VERSION_KEY
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _ESCAPED = re.compile(r"[\\\ud800-\udfff]")  # a backslash too, so that an escape can be told from what was said
@@ -263,45 +263,34 @@ def read_shard(
 ) -> pa.Table:
     """One shard by the current `schema`; of one game, or some columns, where given.
 
-    A column that the shard's older version lacks is null, or has its `default` where it may not be null. Checksums of
-    the pages read are verified.
+    A column that the shard's older version lacks is null. Checksums of the pages read are verified.
     Raises `DatasetError` where the shard is damaged, of a newer version, or not of this schema.
     """
     options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
+    shard_format = ds.ParquetFileFormat(default_fragment_scan_options=options)
     wanted = None if game_id is None else ds.field("game_id") == game_id
     try:
-        missing = _missing_columns(path, pq.read_schema(path), schema)
-        shard_format = ds.ParquetFileFormat(default_fragment_scan_options=options)
+        _check_schema(path, pq.read_schema(path), schema)
         dataset = ds.dataset([str(path)], schema=schema, format=shard_format)
-        table = dataset.to_table(columns=None if columns is None else list(columns), filter=wanted)
+        return dataset.to_table(columns=None if columns is None else list(columns), filter=wanted)
     except (OSError, pa.ArrowException) as error:
         raise DatasetError(
             f"shard {path} cannot be read: {error}; copy it again from where it came, or move it away "
             "together with the file of the same name beside it in replay/"
         ) from error
-    for name in missing & set(table.column_names):
-        field = schema.field(name)
-        values = pa.array([default_of(field)] * table.num_rows, field.type)
-        table = table.set_column(table.column_names.index(name), field, values)
-    return table
 
 
-def _missing_columns(path: Path, found: pa.Schema, schema: pa.Schema) -> set[str]:
-    """The columns of `schema` that a shard of an older version lacks; refuses what is not of this schema at all."""
+def _check_schema(path: Path, found: pa.Schema, schema: pa.Schema) -> None:
     version = (found.metadata or {}).get(VERSION_KEY, b"none").decode()
     if version not in map(str, range(1, SCHEMA_VERSION + 1)):
         raise DatasetError(
             f"shard {path} has schema version {version}, this release reads up to {SCHEMA_VERSION}: "
             "read it with the release that wrote it (docs/dataset.md says what a version promises)"
         )
-    missing = set(schema.names) - set(found.names)
     for field in schema:
-        if field.name in missing:
-            if not field.nullable and default_of(field) is None:
-                raise DatasetError(f"shard {path} has no column {field.name!r}, which every version has; copy it again")
-        elif found.field(field.name).type != field.type:
+        kind = found.field(field.name).type if field.name in found.names else None
+        if kind != field.type and not (kind is None and field.nullable):
             raise DatasetError(
-                f"shard {path} has {found.field(field.name).type} in column {field.name!r}, expected {field.type}: "
+                f"shard {path} has {kind or 'nothing'} in column {field.name!r}, expected {field.type}: "
                 "it was not written by this project, or rewritten since; copy it again from where it came"
             )
-    return missing

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
-from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,16 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.contracts import (
-    AdapterRef,
-    AgentSpec,
-    GameSpec,
-    Mode,
-    ModelKind,
-    ModelRef,
-    Role,
-    SamplingSpec,
-)
 from tasks.errors import DatasetError
 from tasks.schemas import EPISODE_SCHEMA, STEP_SCHEMA, VERSION_KEY
 from tasks.shards import episodes_table, read_episodes, read_steps, steps_table, unescaped, write_shard
@@ -37,35 +24,6 @@ def write_run(run_dir: Path, episodes: pa.Table, steps: pa.Table, name: str = "0
     for table, folder in ((episodes, "episodes"), (steps, "steps")):
         (run_dir / "replay" / folder).mkdir(parents=True, exist_ok=True)
         write_shard(table, run_dir / "replay" / folder / name)
-
-
-def spec_from_row(row: Mapping[str, Any]) -> GameSpec:
-    """What a replay does: the spec again, from nothing but the stored row."""
-    agents = []
-    for player in range(row["num_players"]):
-        uid = row["adapter_uid"][player]
-        adapter = None if uid is None else AdapterRef(uid, row["adapter_path"][player])
-        version, kind = row["policy_version"][player], ModelKind(row["model_kind"][player])
-        sampling = None if row["sampling"][player] is None else json.loads(row["sampling"][player])
-        agents.append(
-            AgentSpec(
-                player_id=player,
-                role=Role(row["role"][player]),
-                model=ModelRef(row["model_uid"][player], kind, version, adapter),
-                prompt_template=row["prompt_template"][player],
-                action_extraction=row["action_extraction"][player],
-                action_sampler=row["action_sampler"][player],
-                sampling=sampling and SamplingSpec(**{**sampling, "stop": tuple(sampling["stop"])}),
-            )
-        )
-    plain = ("run_id", "game_id", "env_id", "num_players", "seed", "group_id", "group_index", "attempt")
-    limits = ("error_allowance", "max_turns", "time_limit_s")
-    return GameSpec(
-        mode=Mode(row["mode"]),
-        agents=tuple(agents),
-        env_kwargs=json.loads(row["env_kwargs"]),
-        **{name: row[name] for name in plain + limits},
-    )
 
 
 def test_an_episode_row_says_how_the_game_ended() -> None:
@@ -84,11 +42,6 @@ def test_an_episode_row_says_how_the_game_ended() -> None:
         "worker": "tcp://127.0.0.1:40001",
     }
     assert {name: row[name] for name in expected} == expected
-
-
-@pytest.mark.parametrize("episode", [full_episode(), cancelled_episode()], ids=["full", "cancelled"])
-def test_the_game_spec_can_be_rebuilt_from_an_episode_row(episode: Any) -> None:
-    assert spec_from_row(episodes_table([episode]).to_pylist()[0]) == episode.spec
 
 
 def test_a_game_that_never_began_has_a_row_and_no_steps() -> None:
@@ -306,16 +259,68 @@ def test_a_damaged_shard_is_named(tmp_path: Path) -> None:
         read_steps(tmp_path)
 
 
-@pytest.mark.parametrize("metadata", [{VERSION_KEY: b"2"}, None], ids=["newer", "none"])
-def test_another_schema_version_is_refused(tmp_path: Path, metadata: dict[bytes, bytes] | None) -> None:
+@pytest.mark.parametrize("metadata", [{VERSION_KEY: b"2"}, {VERSION_KEY: b"0"}, None], ids=["newer", "no", "none"])
+def test_a_schema_version_that_is_not_known_is_refused(tmp_path: Path, metadata: dict[bytes, bytes] | None) -> None:
     episodes = episodes_table([full_episode()]).replace_schema_metadata(metadata)
     write_run(tmp_path, episodes, steps_table([full_episode()]))
     with pytest.raises(
-        DatasetError, match=r"has schema version (2|none), this release reads up to 1: read it with the release"
+        DatasetError, match=r"has schema version (2|0|none), this release reads up to 1: read it with the release"
     ):
         read_episodes(tmp_path)
 
 
-def test_a_shard_from_before_a_column_was_added_reads_as_null(tmp_path: Path) -> None:
-    write_run(tmp_path, episodes_table([full_episode()]), steps_table([full_episode()]).drop_columns(["entropy"]))
-    assert read_steps(tmp_path)["entropy"].to_pylist() == [None, None]
+def test_shards_of_an_older_version_and_of_this_one_are_one_dataset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later = ["entropy", "logprobs_ok", "escaped"]
+    write_run(tmp_path, episodes_table([full_episode("old")]), steps_table([full_episode("old")]).drop_columns(later))
+    monkeypatch.setattr("tasks.shards.SCHEMA_VERSION", 2)
+    new = steps_table([full_episode("new")]).replace_schema_metadata({VERSION_KEY: b"2"})
+    write_run(tmp_path, episodes_table([full_episode("new")]), new, "00001-aa.parquet")
+    table = read_steps(tmp_path)
+    assert table["game_id"].to_pylist() == ["old", "old", "new", "new"]
+    assert table["entropy"].to_pylist() == [None, None, 0.6365, None]
+    assert table["logprobs_ok"].to_pylist() == [None, None, True, True]
+    assert table.schema.equals(STEP_SCHEMA, check_metadata=True)
+
+
+def test_a_shard_without_a_column_that_every_version_has_is_refused(tmp_path: Path) -> None:
+    write_run(tmp_path, episodes_table([full_episode()]).drop_columns(["seed"]), steps_table([full_episode()]))
+    with pytest.raises(DatasetError, match=r"has nothing in column 'seed', expected int64: it was not written by"):
+        read_episodes(tmp_path)
+
+
+def test_a_shard_with_another_type_in_a_column_is_refused(tmp_path: Path) -> None:
+    games = episodes_table([full_episode()])
+    place = games.schema.get_field_index("seed")
+    write_run(tmp_path, games.set_column(place, "seed", pa.array([1.5])), steps_table([full_episode()]))
+    with pytest.raises(DatasetError, match=r"has double in column 'seed', expected int64: it was not written by"):
+        read_episodes(tmp_path)
+
+
+def test_a_byte_that_changed_on_the_disk_is_found(tmp_path: Path) -> None:
+    write_run(tmp_path, episodes_table([full_episode()]), steps_table([full_episode()]))
+    path = tmp_path / "replay/episodes/00000-aa.parquet"
+    column = pq.read_metadata(path).row_group(0).column(EPISODE_SCHEMA.get_field_index("worker"))
+    content = bytearray(path.read_bytes())
+    content[column.data_page_offset + column.total_compressed_size // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DatasetError, match=r"shard .*episodes/00000-aa\.parquet cannot be read: .*; copy it again"):
+        read_episodes(tmp_path)
+
+
+def test_the_rest_is_read_once_a_damaged_pair_is_moved_away(tmp_path: Path) -> None:
+    for number in range(3):
+        episodes = [full_episode(f"game-{number}")]
+        write_run(tmp_path, episodes_table(episodes), steps_table(episodes), f"{number:05d}-aa.parquet")
+    for table in ("episodes", "steps"):
+        path = tmp_path / "replay" / table / "00001-aa.parquet"
+        os.truncate(path, path.stat().st_size // 2)
+        with pytest.raises(
+            DatasetError, match=rf"{table}/00001-aa\.parquet cannot be read: .*or move it away together"
+        ):
+            {"episodes": read_episodes, "steps": read_steps}[table](tmp_path)
+    for table in ("episodes", "steps"):
+        (tmp_path / "replay" / table / "00001-aa.parquet").rename(tmp_path / f"{table}.parquet")
+    assert read_episodes(tmp_path)["game_id"].to_pylist() == ["game-0", "game-2"]
+    assert read_steps(tmp_path).num_rows == 4
