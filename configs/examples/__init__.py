@@ -1,0 +1,1 @@
+"""What the example configurations name by import path. Copy a module to start your own."""
