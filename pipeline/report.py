@@ -42,7 +42,7 @@ def _results(tally: EnvironmentTally) -> str:
         return f"solved {tally.solved} of {player.rewards}, mean reward {mean:.2f}"
     if not tally.players:
         return "none finished"
-    return "  ".join(f"p{i} {player.wins}/{player.draws}/{player.losses}" for i, player in enumerate(tally.players))
+    return "\n".join(f"p{i} {player.wins}/{player.draws}/{player.losses}" for i, player in enumerate(tally.players))
 
 
 def print_report(ledger: Ledger, run_dir: Path, tracking_uri: str, console: Console) -> None:

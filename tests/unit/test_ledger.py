@@ -85,7 +85,8 @@ def test_the_report_names_results_failures_and_where_to_look(tmp_path: Path) -> 
     out = io.StringIO()
     print_report(full_ledger(), tmp_path, "sqlite:///mlflow.db", Console(file=out, width=118))
     text = out.getvalue()
-    assert "p0 1/0/1  p1 1/0/1" in text
+    assert "p0 1/0/1" in text
+    assert "p1 1/0/1" in text
     assert "solved 1 of 1, mean reward 1.00" in text
     assert "7 games submitted: 4 completed, 1 illegal_move, 1 failed, 1 cancelled" in text
     assert f"show {tmp_path} train-000000" in text
