@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pipeline.cluster import connect
-    from pipeline.config import ClusterConfig, EvalEnvSpec, LoraConfig, RunConfig, TrainEnvSpec, VLLMConfig
+    from pipeline.config import ApiOpponent, ClusterConfig, EvalEnvSpec, LoraConfig, RunConfig, TrainEnvSpec, VLLMConfig
     from pipeline.env_samplers import BaseEnvSampler, RoundRobinEnvSampler, UniformEnvSampler, WeightedEnvSampler
     from pipeline.episode_store import BaseEpisodeStore, EpisodeStore
     from pipeline.game_scheduler import GameScheduler, SchedulerOptions
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pipeline.tracking import BaseTracker, MLflowTracker, NullTracker
 
 __all__ = [
+    "ApiOpponent",
     "BaseEnvSampler",
     "BaseEpisodeStore",
     "BaseModelSampler",
@@ -59,7 +60,7 @@ __all__ = [
 
 _HOMES = {
     "cluster": ("connect",),
-    "config": ("ClusterConfig", "EvalEnvSpec", "LoraConfig", "RunConfig", "TrainEnvSpec", "VLLMConfig"),
+    "config": ("ApiOpponent", "ClusterConfig", "EvalEnvSpec", "LoraConfig", "RunConfig", "TrainEnvSpec", "VLLMConfig"),
     "env_samplers": ("BaseEnvSampler", "RoundRobinEnvSampler", "UniformEnvSampler", "WeightedEnvSampler"),
     "episode_store": ("BaseEpisodeStore", "EpisodeStore"),
     "game_scheduler": ("GameScheduler", "SchedulerOptions"),

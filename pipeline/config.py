@@ -17,6 +17,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from pipeline.config_errors import IMPORT_PATH, Settings, name_or_path
 from pipeline.config_games import EnvironmentsConfig, EvalEnvSpec, ModelsConfig, TrainEnvSpec
+from pipeline.config_opponents import ApiOpponent
 from pipeline.config_vllm import SCRIPTED_MODELS, LoraConfig, VLLMConfig
 from pipeline.config_yaml import override, read_yaml, to_yaml
 from tasks.errors import ConfigError, boundary
@@ -24,6 +25,7 @@ from tasks.names import nearest
 
 __all__ = [
     "SCRIPTED_MODELS",
+    "ApiOpponent",
     "BufferConfig",
     "ClusterConfig",
     "CollectConfig",

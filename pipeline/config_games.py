@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import Field, ValidationInfo, field_validator
 
 from pipeline.config_errors import Settings, name_or_path, not_empty, shown
+from pipeline.config_opponents import Opponent
 from pipeline.config_vllm import SCRIPTED_MODELS
-from tasks.names import nearest
 
 ENV_SAMPLERS = ("uniform", "weighted", "round_robin")
 MODEL_SAMPLERS = ("mirror", "fixed")
@@ -65,14 +65,9 @@ class TrainEnvSpec(_EnvSpec):
 
 
 class EvalEnvSpec(_EnvSpec):
-    """An environment of the evaluation lane: the policy against `fixed_opponent`, scripted or an adapter's folder."""
+    """An environment of the evaluation lane: the policy against `fixed_opponent`, named as in `models.opponents`."""
 
-    fixed_opponent: str = "scripted:random"
-
-    @field_validator("fixed_opponent")
-    @classmethod
-    def _opponent(cls, name: str) -> str:
-        return _checked_opponent(name)
+    fixed_opponent: Opponent = "scripted:random"
 
 
 class EnvironmentsConfig(Settings):
@@ -112,10 +107,14 @@ class EnvironmentsConfig(Settings):
 
 
 class ModelsConfig(Settings):
-    """Against whom the policy trains: itself (`mirror`), or `opponents`, scripted or `adapter:/path/to/folder`."""
+    """Against whom the policy trains: itself (`mirror`), or `opponents`.
+
+    These are scripted players, `adapter:/path/to/folder`, OpenRouter's models as `vendor/model`, or the settings of any
+    other endpoint (`ApiOpponent`).
+    """
 
     sampler: str = "mirror"
-    opponents: tuple[str, ...] = Field(default=(), strict=False)
+    opponents: tuple[Opponent, ...] = Field(default=(), strict=False)
 
     @field_validator("sampler")
     @classmethod
@@ -124,17 +123,7 @@ class ModelsConfig(Settings):
 
     @field_validator("opponents")
     @classmethod
-    def _opponents(cls, names: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+    def _some(cls, opponents: tuple[Opponent, ...], info: ValidationInfo) -> tuple[Opponent, ...]:
         if info.data.get("sampler") == "fixed":
-            not_empty(names, f"opponents for the sampler 'fixed', such as {SCRIPTED_MODELS[0]}")
-        return tuple(_checked_opponent(name) for name in names)
-
-
-def _checked_opponent(name: str) -> str:
-    """`name` where it has the form of an opponent; whether the folder is there is seen when the run starts."""
-    if name in SCRIPTED_MODELS or (name.startswith("adapter:") and name != "adapter:"):
-        return name
-    raise ValueError(
-        f"got {name!r}, expected {', '.join(SCRIPTED_MODELS)} or adapter:/path/to/folder."
-        f"{nearest(name, SCRIPTED_MODELS)}"
-    )
+            not_empty(opponents, f"opponents for the sampler 'fixed', such as {SCRIPTED_MODELS[0]}")
+        return opponents

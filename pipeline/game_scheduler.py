@@ -18,6 +18,7 @@ from typing import Any
 
 from distributed import Client, get_client
 
+from pipeline.api_keys import require_keys
 from pipeline.config import VLLMConfig
 from pipeline.engine_pool import EnginePool
 from pipeline.env_samplers import BaseEnvSampler
@@ -121,6 +122,7 @@ class GameScheduler:
 
     def _new_pool(self) -> EnginePool:
         client = self._client or get_client()
+        require_keys(client, self._specs.models())
         return EnginePool(client, self._vllm.engine_spec(self._seed), self.run_id, random.Random(self._seed))
 
     def collect(self, num_train_workers: int, num_eval_workers: int | None = None) -> Ledger:

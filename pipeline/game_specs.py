@@ -9,9 +9,9 @@ from __future__ import annotations
 import itertools
 import random
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from pipeline.config import EvalEnvSpec, TrainEnvSpec, VLLMConfig
+from pipeline.config import ApiOpponent, EvalEnvSpec, TrainEnvSpec, VLLMConfig
 from pipeline.env_samplers import BaseEnvSampler
 from pipeline.model_samplers import BaseModelSampler, opponent_ref
 from tasks.contracts import AgentSpec, GameSpec, Mode, ModelKind, ModelRef, Role
@@ -54,10 +54,14 @@ class SpecBuilder:
         self._eval_seeds = random.Random(f"evaluation games {seed}")
         self._seats = random.Random(f"seats {seed}")
         self._numbers = {mode: itertools.count() for mode in Mode}
-        self._fixed_opponents: dict[str, ModelRef] = {}
+        self._fixed_opponents: dict[str | ApiOpponent, ModelRef] = {}
         self._eval_round: deque[tuple[EvalEnvSpec, int, frozenset[int]]] = deque()
         for env in env_sampler.evaluation:
             self._check_playable(self._fixed_opponent(env))
+
+    def models(self) -> Iterable[ModelRef]:
+        """The models that are known so far to play in this run."""
+        return (*self._fixed_opponents.values(), *self._model_sampler.registry.models())
 
     def train(self) -> GameSpec:
         """The next training game: learning players at random seats, opponents at the rest.
@@ -126,16 +130,16 @@ class SpecBuilder:
         self, env: TrainEnvSpec | EvalEnvSpec, seat: int, role: Role, model: ModelRef, action_sampler: str = "default"
     ) -> AgentSpec:
         self._check_playable(model)
-        scripted = model.kind is ModelKind.SCRIPTED
+        is_engine = model.kind is ModelKind.ENGINE
         return AgentSpec(
             player_id=seat,
             role=role,
             model=model,
             prompt_template=env.prompt_template,
             action_extraction=env.action_extraction,
-            # A scripted player has no completions to choose among.
-            action_sampler="default" if scripted else action_sampler,
-            sampling=None if scripted else self._vllm.sampling(),
+            # Others have no completions to choose among.
+            action_sampler=action_sampler if is_engine else "default",
+            sampling=self._vllm.sampling() if is_engine else model.api.sampling if model.api else None,
         )
 
     def _fixed_opponent(self, env: EvalEnvSpec) -> ModelRef:

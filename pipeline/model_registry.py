@@ -124,6 +124,10 @@ class ModelRegistry:
         """The checkpoint in training."""
         return self._policy
 
+    def models(self) -> tuple[ModelRef, ...]:
+        """All models there are, in the order they became known."""
+        return tuple(self._models.values())
+
     def add(self, model: ModelRef) -> None:
         """Make a model known; adding the same one again does nothing.
 

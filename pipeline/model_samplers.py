@@ -8,7 +8,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.config import SCRIPTED_MODELS, TrainEnvSpec
+from pipeline.config import SCRIPTED_MODELS, ApiOpponent, TrainEnvSpec
+from pipeline.config_opponents import openrouter_opponent
 from pipeline.model_registry import ModelRegistry
 from pipeline.named_classes import find_class
 from tasks.adapter_files import CONFIG_NAME, WEIGHTS_NAME
@@ -53,14 +54,14 @@ class FixedSampler(BaseModelSampler):
     """Opponents from a list that does not change, each entry equally likely.
 
     Args:
-        opponents: names as `opponent_ref` reads them; one named twice is twice as likely.
+        opponents: as `opponent_ref` reads them; one named twice is twice as likely.
 
     Raises:
         ConfigError: the list is empty or an entry is no opponent.
         AdapterError: an adapter's folder is incomplete.
     """
 
-    def __init__(self, registry: ModelRegistry, opponents: Sequence[str], seed: int = 0) -> None:
+    def __init__(self, registry: ModelRegistry, opponents: Sequence[str | ApiOpponent], seed: int = 0) -> None:
         super().__init__(registry, seed)
         if not opponents:
             raise ConfigError("models.opponents is empty: the fixed sampler needs at least one, e.g. scripted:random")
@@ -73,8 +74,11 @@ class FixedSampler(BaseModelSampler):
         return self.rng.choice(self.opponents)
 
 
-def opponent_ref(name: str) -> ModelRef:
-    """The fixed opponent that a config names: `scripted:random`, `scripted:first` or `adapter:/path/to/folder`.
+def opponent_ref(opponent: str | ApiOpponent) -> ModelRef:
+    """The fixed opponent that a config names.
+
+    That is `scripted:random`, `scripted:first`, `adapter:/path/to/folder`, `vendor/model` as OpenRouter has it, or the
+    settings of an endpoint.
 
     An adapter's uid is made of its folder's name and a digest of its content: the same weights under the same name are
     the same model in every run.
@@ -83,18 +87,22 @@ def opponent_ref(name: str) -> ModelRef:
         ConfigError: no such opponent, or no such folder.
         AdapterError: the folder lacks an adapter's files.
     """
-    if name in SCRIPTED_MODELS:
-        return ModelRef(uid=name, kind=ModelKind.SCRIPTED)
-    kind, _, place = name.partition(":")
+    if isinstance(opponent, ApiOpponent):
+        return opponent.model_ref()
+    if (known_there := openrouter_opponent(opponent)) is not None:
+        return known_there.model_ref()
+    if opponent in SCRIPTED_MODELS:
+        return ModelRef(uid=opponent, kind=ModelKind.SCRIPTED)
+    kind, _, place = opponent.partition(":")
     if kind != "adapter" or not place:
         raise ConfigError(
-            f"there is no opponent {name!r}: expected {', '.join(SCRIPTED_MODELS)} or adapter:/path/to/folder."
-            f"{nearest(name, SCRIPTED_MODELS)}"
+            f"there is no opponent {opponent!r}: expected {', '.join(SCRIPTED_MODELS)}, adapter:/path/to/folder or "
+            f"vendor/model.{nearest(opponent, SCRIPTED_MODELS)}"
         )
     folder = Path(place).expanduser().resolve()
     if not folder.is_dir():
         raise ConfigError(
-            f"opponent {name!r}: there is no folder {folder}; expected one that PEFT's save_pretrained wrote"
+            f"opponent {opponent!r}: there is no folder {folder}; expected one that PEFT's save_pretrained wrote"
         )
     uid = f"adapter:{folder.name}@{_digest(folder)}"
     return ModelRef(uid=uid, kind=ModelKind.ENGINE, adapter=AdapterRef(uid=uid, path=str(folder)))
@@ -117,7 +125,9 @@ def _digest(folder: Path) -> str:
 _BY_NAME: dict[str, type[BaseModelSampler]] = {"mirror": MirrorSampler, "fixed": FixedSampler}
 
 
-def make_model_sampler(name: str, registry: ModelRegistry, opponents: Sequence[str], seed: int) -> BaseModelSampler:
+def make_model_sampler(
+    name: str, registry: ModelRegistry, opponents: Sequence[str | ApiOpponent], seed: int
+) -> BaseModelSampler:
     """The sampler that a config names: `mirror`, `fixed` or a user's `package.module:Name`.
 
     A user's class is called as `Name(registry, seed=seed)`, with `opponents=...` added where the config has opponents.

@@ -125,7 +125,8 @@ def refusal(file: Path, *overrides: str) -> list[str]:
         ),
         (
             "models.opponents=[adapter]",
-            "models.opponents: got 'adapter', expected scripted:random, scripted:first or adapter:/path/to/folder.",
+            "models.opponents.0: got 'adapter', expected scripted:random, scripted:first, adapter:/path/to/folder, "
+            "vendor/model of OpenRouter or a mapping such as {api: model, base_url: ...}.",
         ),
         ("collect.num_train_workers=0", "collect.num_train_workers: got 0, expected a whole number of at least 1"),
         (

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import EvalEnvSpec, LoraConfig, TrainEnvSpec, VLLMConfig
+from pipeline.config import ApiOpponent, EvalEnvSpec, LoraConfig, TrainEnvSpec, VLLMConfig
 from pipeline.env_samplers import UniformEnvSampler
 from pipeline.game_specs import SpecBuilder
 from pipeline.model_registry import ModelRegistry
 from pipeline.model_samplers import FixedSampler, MirrorSampler
-from tasks.contracts import GameSpec, Mode, Role
+from tasks.contracts import GameSpec, Mode, Role, SamplingSpec
 from tasks.errors import ConfigError
 
 ENGINE = VLLMConfig(model_name="a/model", temperature=0.7, max_tokens=16)
@@ -172,6 +172,26 @@ def test_evaluation_without_environments_is_refused_and_training_goes_on() -> No
 def test_an_evaluation_opponent_that_is_not_there_is_refused_before_the_first_game() -> None:
     with pytest.raises(ConfigError, match=r"opponent 'adapter:/nowhere': there is no folder /nowhere"):
         builder(evaluation=[EvalEnvSpec(env_id="X-v0", fixed_opponent="adapter:/nowhere")])
+
+
+def test_an_opponent_behind_an_endpoint_brings_its_own_sampling_and_needs_no_engine() -> None:
+    opponent = ApiOpponent(api="tiny", base_url="http://127.0.0.1:8000/v1", temperature=0.5, max_tokens=32)
+    made = builder(
+        vllm=SCRIPTED,
+        train=[TrainEnvSpec(env_id="A-v0", num_actors=1)],
+        evaluation=[EvalEnvSpec(env_id="X-v0", fixed_opponent=opponent)],
+        opponents=["google/gemini-2.0-flash-lite-001"],
+    )
+    (trained_on,) = (agent for agent in made.train().agents if agent.role is Role.OPPONENT)
+    (fixed,) = (agent for agent in made.evaluation().agents if agent.role is Role.OPPONENT)
+    assert trained_on.sampling == SamplingSpec(max_tokens=1024)
+    assert (fixed.model.uid, fixed.action_sampler) == ("tiny@127.0.0.1:8000", "default")
+    assert fixed.sampling == SamplingSpec(temperature=0.5, max_tokens=32)
+    assert {model.uid for model in made.models()} == {
+        "scripted:first",
+        "google/gemini-2.0-flash-lite-001",
+        "tiny@127.0.0.1:8000",
+    }
 
 
 @pytest.fixture

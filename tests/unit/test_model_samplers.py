@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import TrainEnvSpec
+from pipeline.config import ApiOpponent, TrainEnvSpec
 from pipeline.model_registry import ModelRegistry
 from pipeline.model_samplers import FixedSampler, MirrorSampler, make_model_sampler, opponent_ref
-from tasks.contracts import ModelKind, ModelRef
+from tasks.contracts import ApiRef, ModelKind, ModelRef, SamplingSpec
 from tasks.errors import AdapterError, ConfigError
 
 POLICY = ModelRef("policy@0", ModelKind.ENGINE, policy_version=0)
@@ -114,7 +114,10 @@ def test_an_incomplete_adapter_is_refused(tmp_path: Path, missing: str) -> None:
     ("name", "message"),
     [
         ("scripted:randon", r"no opponent 'scripted:randon': expected .* Did you mean 'scripted:random'"),
-        ("random", r"no opponent 'random': expected scripted:random, scripted:first or adapter:/path/to/folder"),
+        (
+            "random",
+            r"no opponent 'random': expected scripted:random, scripted:first, adapter:/path/to/folder or vendor",
+        ),
         ("adapter:", r"no opponent 'adapter:'"),
         ("adapter:/nowhere/at/all", r"opponent 'adapter:/nowhere/at/all': there is no folder /nowhere/at/all"),
     ],
@@ -122,6 +125,38 @@ def test_an_incomplete_adapter_is_refused(tmp_path: Path, missing: str) -> None:
 def test_what_is_no_opponent_is_refused(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         opponent_ref(name)
+
+
+def test_a_model_of_openrouter_is_named_as_there() -> None:
+    ref = opponent_ref("google/gemini-2.0-flash-lite-001")
+    assert (ref.uid, ref.kind, ref.policy_version) == ("google/gemini-2.0-flash-lite-001", ModelKind.API, None)
+    assert ref.api is not None
+    assert (ref.api.base_url, ref.api.key_variable) == ("https://openrouter.ai/api/v1", "OPENROUTER_API_KEY")
+
+
+def test_any_other_endpoint_is_named_with_its_settings(registry: ModelRegistry) -> None:
+    there = ApiOpponent(api="tiny", base_url="http://127.0.0.1:8000/v1", temperature=0.5, max_tokens=32, retries=1)
+    fixed = FixedSampler(registry, [there])
+    assert fixed.sample_opponent(ENV) == ModelRef(
+        "tiny@127.0.0.1:8000",
+        ModelKind.API,
+        api=ApiRef(
+            model="tiny",
+            base_url="http://127.0.0.1:8000/v1",
+            key_variable=None,
+            sampling=SamplingSpec(temperature=0.5, max_tokens=32),
+            retries=1,
+        ),
+    )
+
+
+def test_one_model_asked_in_two_ways_needs_two_names(registry: ModelRegistry) -> None:
+    cold, hot = ApiOpponent(api="a/b", temperature=0.1), ApiOpponent(api="a/b")
+    with pytest.raises(ConfigError, match=r"two models share the uid 'a/b'"):
+        FixedSampler(registry, [cold, hot])
+    named = ApiOpponent(api="a/b", temperature=0.1, name="cold")
+    uids = {opponent.uid for opponent in FixedSampler(ModelRegistry(POLICY), [named, hot]).opponents}
+    assert uids == {"cold", "a/b"}
 
 
 def test_samplers_by_name(registry: ModelRegistry, own_module: str) -> None:
