@@ -1,4 +1,7 @@
-"""The command line: `selfplay collect | config | show | worker`. Commands load what they need when they are called."""
+"""The command line: `selfplay collect | config | show | verify | envs | worker`.
+
+Commands load what they need when they are called.
+"""
 
 from __future__ import annotations
 
@@ -102,6 +105,41 @@ def show(run: Path, game_id: str | None) -> None:
     from pipeline.transcript import list_games, render_game
 
     click.echo(list_games(run) if game_id is None else render_game(run, game_id))
+
+
+@commands.command()
+@click.argument("run", type=click.Path(path_type=Path))
+def verify(run: Path) -> int:
+    """Play every game of RUN, a run's folder, again and check its files; what is wrong is named, and exits with 1."""
+    # The user's own environments lie in the current folder, which an installed script does not search.
+    sys.path.insert(0, os.getcwd())
+    from pipeline.verify import verify_run
+
+    report = verify_run(run)
+    click.echo(str(report))
+    return 0 if report.ok else EXIT_FAILED
+
+
+@commands.command()
+@click.option("--check", is_flag=True, help="Play each, and say of those that fail why and how to mend it.")
+@click.argument("pattern", required=False)
+def envs(check: bool, pattern: str | None) -> int:
+    """List TextArena's environments: default id, players, other ids.
+
+    With --check, play the default variant of every game, or all ids that match PATTERN (such as 'KuhnPoker*'), or one's
+    own package.module:EnvClass; exits with 1 if one cannot be played.
+    """
+    if pattern is not None and not check:
+        raise click.UsageError("PATTERN says what to --check; add --check")
+    # The user's own environments lie in the current folder, which an installed script does not search.
+    sys.path.insert(0, os.getcwd())
+    from pipeline.environments import OK, check_environments, listing, verdict
+
+    if not check:
+        click.echo(listing())
+        return 0
+    checked = check_environments(pattern, on_checked=lambda found: click.echo(verdict(found)))
+    return 0 if all(found.status == OK for found in checked) else EXIT_FAILED
 
 
 @commands.command()

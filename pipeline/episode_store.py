@@ -6,7 +6,9 @@ that a reader sees are there. `tasks.shards` knows the format; this decides when
 
 from __future__ import annotations
 
+import fcntl
 import logging
+import os
 import secrets
 import threading
 import time
@@ -55,13 +57,13 @@ class EpisodeStore(BaseEpisodeStore):
     `close`, after the next `add` (which raises the error first), or after another `seconds_per_shard`.
 
     Args:
-        run_dir: the run's folder; made if missing, refused if it already holds shards.
+        run_dir: the run's folder; made if missing, refused if it already holds shards or another store writes there.
         episodes_per_shard: at least 1.
         seconds_per_shard: above 0.
 
     Raises:
         ConfigError: a number is out of range.
-        DatasetError: the folder holds another run's shards, or cannot be made.
+        DatasetError: the folder holds another run's shards, is being written to by another store, or cannot be made.
     """
 
     def __init__(self, run_dir: str | Path, episodes_per_shard: int = 256, seconds_per_shard: float = 60.0) -> None:
@@ -69,7 +71,8 @@ class EpisodeStore(BaseEpisodeStore):
             raise ConfigError(f"episodes_per_shard is {episodes_per_shard}, expected at least 1")
         if not seconds_per_shard > 0:
             raise ConfigError(f"seconds_per_shard is {seconds_per_shard}, expected more than 0")
-        self._replay = _prepare(Path(run_dir) / "replay")
+        self._replay = Path(run_dir) / "replay"
+        self._claim = _prepare(self._replay)
         self._episodes_per_shard = episodes_per_shard
         self._seconds_per_shard = seconds_per_shard
         self._name = secrets.token_hex(4)
@@ -125,6 +128,7 @@ class EpisodeStore(BaseEpisodeStore):
             self._closed = True
         self.flush()
         self._writer.join()
+        self._claim.close()
 
     def _raise_error(self) -> None:
         """Hand the writer's error to the caller, once. Called with `_changed` held."""
@@ -174,17 +178,41 @@ class EpisodeStore(BaseEpisodeStore):
         return error
 
 
-def _prepare(replay: Path) -> Path:
-    """Make the folders of a new run; refuse those of another."""
+class _Claim:
+    """One writer's hold on a folder. The system lets go of it when the process ends, however it ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self._descriptor: int | None = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self.close()
+            raise DatasetError(
+                f"{folder} is being written to by another run: a run folder holds one run; name another with --run-dir"
+            ) from error
+        except OSError as error:
+            # Some network file systems have no such locks; two writers' shards have different names all the same.
+            logger.debug("no lock on %s: %s", folder, error)
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def _prepare(replay: Path) -> _Claim:
+    """Make the folders of a new run and claim them; refuse those of another."""
+    try:
+        for table in ("episodes", "steps"):
+            (replay / table).mkdir(parents=True, exist_ok=True)
+        claim = _Claim(replay)
+    except OSError as error:
+        raise DatasetError(f"cannot make {replay}: {error}; name a folder that can be written to") from error
     shards = sorted(path.relative_to(replay) for path in replay.glob("*/[!.]*.parquet"))
     if shards:
+        claim.close()
         raise DatasetError(
             f"{replay} already holds {len(shards)} shards, the first {shards[0]}: a run folder holds one run; "
             "name another with --run-dir, or move this one away"
         )
-    try:
-        for table in ("episodes", "steps"):
-            (replay / table).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DatasetError(f"cannot make {replay}: {error}; name a folder that can be written to") from error
-    return replay
+    return claim

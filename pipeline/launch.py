@@ -1,7 +1,7 @@
 """A run from its configuration: puts the parts together, plays, and leaves a folder that explains itself.
 
-`RUN/` holds `config.yaml` (resolved), `replay/` (shards), `registry.json`, `summary.json`, and `mlflow.db` unless a
-tracking server is named.
+`RUN/` holds `config.yaml` (resolved), `replay/` (shards), `registry.json`, `summary.json`, `README.md` (the dataset's
+card), and `mlflow.db` unless a tracking server is named.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from rich.console import Console
 
 from pipeline.cluster import connect
 from pipeline.config import BufferConfig, RunConfig, dump, import_object
+from pipeline.dataset_card import write_card
 from pipeline.env_samplers import make_env_sampler
 from pipeline.episode_store import EpisodeStore
 from pipeline.game_scheduler import GameScheduler, SchedulerOptions
@@ -79,6 +80,7 @@ def run_collect(config: RunConfig, run_dir: Path, progress: Progress) -> Ledger:
                 scheduler.ledger.buffer = asdict(buffer.stats())
             registry.save()
             scheduler.ledger.write(run_dir / "summary.json")
+            write_card(run_dir, scheduler.ledger.summary())
 
 
 @dataclass

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import tests.environments  # noqa: F401  (registers the ones that break)
+from pipeline.cli import main
 from pipeline.verify import verify_run
 from tasks.contracts import Episode, Status
 from tasks.errors import DatasetError
@@ -289,3 +290,14 @@ def test_text_that_utf8_cannot_hold_replays(tmp_path: Path) -> None:
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"no run's dataset at .*episodes: give the folder named with --run-dir"):
         verify_run(tmp_path)
+
+
+def test_the_command_says_what_it_found_and_exits_by_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store_run(tmp_path, kuhn_games(2))
+    assert main(["verify", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "verified"
+    shards(tmp_path, "steps")[0].write_bytes(b"")
+    assert main(["verify", str(tmp_path)]) == 1
+    assert "cannot be read" in capsys.readouterr().out.splitlines()[0]
+    assert main(["verify", str(tmp_path / "none")]) == 1
+    assert capsys.readouterr().err.startswith("selfplay: no run's dataset at ")
