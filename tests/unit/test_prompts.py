@@ -9,16 +9,34 @@ from hypothesis import strategies as st
 from tasks.errors import ConfigError
 from tasks.prompts import Parsed, action_extraction, prompt_template, strip_thinking
 
-boxed, bracket, raw = (action_extraction(name) for name in ("boxed", "bracket", "raw"))
+boxed, bracket, answer_tag, raw = (action_extraction(name) for name in ("boxed", "bracket", "answer", "raw"))
 
 # Pieces that matter to the parsers, mixed with anything: plain random text hardly ever holds a tag or a box.
 answers = st.lists(
     st.sampled_from(
-        ["<think>", "</think>", "<THINK>", "\\boxed{", "\\boxed ", "{", "}", "[", "]", "<thi", "nk>", "bet", " "]
+        [
+            "<think>",
+            "</think>",
+            "<THINK>",
+            "<answer>",
+            "</answer>",
+            "\\boxed{",
+            "\\boxed ",
+            "{",
+            "}",
+            "[",
+            "]",
+            "<thi",
+            "nk>",
+            "bet",
+            " ",
+        ]
     )
     | st.text(max_size=5),
     max_size=20,
 ).map("".join)
+
+MODELS = ("qwen3", "gemma3", "llama-instruct")
 
 
 def shout(observation: str) -> list[dict[str, str]]:
@@ -88,6 +106,28 @@ def test_bracket_takes_the_last_pair_outside_thinking(answer: str, expected: Par
     assert bracket(answer) == expected
 
 
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("<answer>[bet]</answer>", Parsed("[bet]", True)),
+        ("so <Answer> bet </ANSWER>.", Parsed("[bet]", True)),
+        ("<answer>[fold]</answer> no, <answer>[bet]</answer>", Parsed("[bet]", True)),
+        ("<answer>a <answer>[bet]</answer></answer>", Parsed("[bet]", True)),
+        ("<answer>[bet]</answer><answer> </answer>", Parsed("[bet]", True)),
+        ("<answer>[bet]</answer><answer>[fo", Parsed("[bet]", True)),
+        ("<think><answer>[fold]</answer></think><answer>I say [bet]</answer>", Parsed("I say [bet]", True)),
+        ("</answer>[bet]", Parsed("</answer>[bet]", False, "no move found; expected <answer>move</answer>.")),
+        ("<answer>[bet", Parsed("<answer>[bet", False, "<answer> is not closed; expected <answer>move</answer>.")),
+        (
+            "<answer></answer>",
+            Parsed("<answer></answer>", False, "<answer></answer> is empty; expected the move inside it."),
+        ),
+    ],
+)
+def test_answer_takes_the_last_complete_pair_of_tags(answer: str, expected: Parsed) -> None:
+    assert answer_tag(answer) == expected
+
+
 def test_raw_plays_the_whole_answer_without_its_thinking() -> None:
     assert raw("<think>x</think> I check.") == Parsed("I check.", True)
     assert raw("<think>x") == Parsed("", False, "nothing but thinking, if that; expected the move.")
@@ -113,7 +153,7 @@ def test_thinking_is_removed(text: str, kept: str) -> None:
 
 @given(answers)
 def test_no_think_tag_reaches_the_environment(answer: str) -> None:
-    for extract in (boxed, bracket, raw):
+    for extract in (boxed, bracket, answer_tag, raw):
         parsed = extract(answer)
         assert "<think>" not in parsed.action.lower()
         assert "</think>" not in parsed.action.lower()
@@ -121,8 +161,8 @@ def test_no_think_tag_reaches_the_environment(answer: str) -> None:
 
 
 @given(answers)
-def test_a_well_formed_boxed_or_bracketed_action_has_a_pair_of_brackets(answer: str) -> None:
-    for extract in (boxed, bracket):
+def test_a_well_formed_action_has_a_pair_of_brackets(answer: str) -> None:
+    for extract in (boxed, bracket, answer_tag):
         parsed = extract(answer)
         if parsed.format_ok:
             assert parsed.action.index("[") < parsed.action.rindex("]")
@@ -141,17 +181,41 @@ def test_a_box_is_found_behind_anything_and_with_nested_braces(before: str, cont
     assert boxed(f"{before}</think>\\boxed{{{content}}}").action == f"[{content.strip()}]"
 
 
-@pytest.mark.parametrize("name", ["default", "bracket", "raw"])
-def test_templates_are_one_user_message_that_starts_with_the_observation(name: str) -> None:
-    (message,) = prompt_template(name)("You hold a K.")
-    assert message["role"] == "user"
-    assert message["content"].startswith("You hold a K.")
+TEMPLATES = ("default", "bracket", "answer", "raw", *(f"{model}-{kind}" for model in MODELS for kind in ("zs", "sp")))
 
 
-def test_templates_ask_for_the_form_their_extraction_reads() -> None:
-    assert "\\boxed{}" in prompt_template("default")("")[0]["content"]
-    assert "square brackets" in prompt_template("bracket")("")[0]["content"]
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_template_ends_in_a_user_message_that_shows_the_observation(name: str) -> None:
+    *before, last = prompt_template(name)("You hold a K.")
+    assert [message["role"] for message in before] == (["system"] if name.startswith("llama") else [])
+    assert last["role"] == "user"
+    assert "You hold a K." in last["content"]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_template_asks_for_the_form_that_an_extraction_reads(name: str) -> None:
+    asked_for = {"raw": "", "bracket": "square brackets", "answer": "<answer>"}.get(name, "\\boxed{}")
+    assert asked_for in prompt_template(name)("")[-1]["content"]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_zero_sum_and_single_player_templates_say_what_kind_of_game_it_is(model: str) -> None:
+    zero_sum, single = ("".join(m["content"] for m in prompt_template(f"{model}-{kind}")("")) for kind in ("zs", "sp"))
+    assert "your opponents lose" in zero_sum
+    assert "for one player" in single
+    assert "opponent" not in single
+
+
+def test_raw_shows_the_observation_alone() -> None:
     assert prompt_template("raw")("as it is") == [{"role": "user", "content": "as it is"}]
+
+
+@given(st.text(st.characters(codec=None)))
+def test_every_prompt_can_be_encoded_and_whole_characters_stay(observation: str) -> None:
+    (message,) = prompt_template("raw")(observation)
+    assert message["content"].encode().decode() == "".join(
+        "\ufffd" if "\ud800" <= character <= "\udfff" else character for character in observation
+    )
 
 
 def test_the_users_own_functions_are_found_by_path() -> None:
