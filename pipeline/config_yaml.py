@@ -62,7 +62,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 def to_yaml(data: dict[str, Any]) -> str:
     """A mapping as YAML text, in its own order."""
-    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    # Other letters than ASCII are escaped, because PyYAML does not read back all that it writes as they are.
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=False)
 
 
 def override(data: dict[str, Any], settings: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ from distributed.security import Security
 from tasks.errors import ClusterError, boundary
 
 ATTEMPT_S = 3.0
-PROBE_S = 1.0
+PROBE_S = 0.5
 POLL_S = 0.2
 
 
@@ -63,14 +63,14 @@ def await_scheduler(address: str, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while True:
         with boundary() as asked:
-            identity = _identity(address, security, min(ATTEMPT_S, max(PROBE_S, deadline - time.monotonic())))
+            identity = _identity(address, security, max(PROBE_S, min(ATTEMPT_S, deadline - time.monotonic())))
         if asked.error is None:
             if identity["type"] == "Scheduler":
                 return
             finding = _Finding(f"a Dask {identity['type'].lower()} answers there", lasting=True)
         else:
             finding = _what_is_there(address, asked.summary)
-        if finding.lasting or time.monotonic() >= deadline:
+        if finding.lasting or time.monotonic() >= deadline - PROBE_S:
             raise ClusterError(
                 f"no Dask scheduler at {address}: {finding.text}. Expected the address that `dask scheduler` prints as "
                 "'Scheduler at', such as tcp://host:8786"
