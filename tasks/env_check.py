@@ -24,6 +24,7 @@ from tasks.play import play_game
 MOST_PLAYERS = 16
 SOME_MOVES = 20
 MAX_TURNS = 200
+READY = "ready"
 
 
 @dataclass(frozen=True)
@@ -78,10 +79,11 @@ def answer(request: str) -> str:
 
 
 def main() -> None:
-    """Answer until the input ends. What environments print goes nowhere."""
+    """Say `READY`, then answer until the input ends. What environments print goes nowhere."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
+    print(json.dumps(READY), file=answers, flush=True)
     for request in sys.stdin:
         print(answer(request), file=answers, flush=True)
 

@@ -80,10 +80,12 @@ def registered_games() -> dict[str, list[str]]:
 
 def source_of(env_id: str) -> str:
     """The source of an environment's module, whether or not it can be imported; empty where there is none."""
-    with boundary():  # its package may raise while it is imported, or be missing
-        found = importlib.util.find_spec(str(_entry_point(env_id)).partition(":")[0])
-        if found is not None and found.origin is not None:
-            return Path(found.origin).read_text(encoding="utf-8")
+    package, _, module = str(_entry_point(env_id)).partition(":")[0].partition(".")
+    found = importlib.util.find_spec(package)
+    for folder in (found.submodule_search_locations if found is not None else None) or ():
+        file = Path(folder, *module.split(".")).with_suffix(".py")
+        if file.is_file():
+            return file.read_text(encoding="utf-8")
     return ""
 
 
