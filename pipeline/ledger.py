@@ -53,8 +53,9 @@ class EnvironmentTally:
         self.turns += len(episode.steps)
         self.illegal_moves += sum(step.illegal for step in episode.steps)
         for step in episode.steps:
-            self.engine_steps += episode.spec.agents[step.player_id].model.kind is ModelKind.ENGINE
-            self.length_stops += step.choice.finish_reason == "length"
+            by_engine = episode.spec.agents[step.player_id].model.kind is ModelKind.ENGINE
+            self.engine_steps += by_engine
+            self.length_stops += by_engine and step.choice.finish_reason == "length"
         if episode.status in (Status.COMPLETED, Status.ILLEGAL_MOVE):
             self._add_result(episode)
 
@@ -133,7 +134,11 @@ class Ledger:
         """A game has its one row."""
         spec = episode.spec
         self.statuses[spec.mode][episode.status] += 1
-        self.generated_tokens += sum(step.choice.generated_tokens for step in episode.steps)
+        self.generated_tokens += sum(
+            step.choice.generated_tokens
+            for step in episode.steps
+            if spec.agents[step.player_id].model.kind is ModelKind.ENGINE
+        )
         if episode.steps:
             self.first_answer_at = min(self.first_answer_at or episode.started_at, episode.started_at)
             self.last_answer_at = max(self.last_answer_at or episode.finished_at, episode.finished_at)

@@ -11,7 +11,7 @@ from rich.console import Console
 from pipeline.ledger import Ledger, Snapshot
 from pipeline.progress import Progress, describe
 from pipeline.report import print_report
-from tasks.contracts import AgentSpec, Choice, Episode, GameSpec, Mode, ModelKind, ModelRef, Role, Status, Step
+from tasks.contracts import AgentSpec, ApiRef, Choice, Episode, GameSpec, Mode, ModelKind, ModelRef, Role, Status, Step
 
 POLICY = ModelRef("policy@0", ModelKind.ENGINE, 0)
 RANDOM = ModelRef("scripted:random", ModelKind.SCRIPTED)
@@ -133,3 +133,14 @@ def test_progress_shows_the_stage_then_the_games_then_the_stage_again() -> None:
     assert lines[-1].endswith("stopping")
     progress.close()
     assert out.getvalue().splitlines() == lines
+
+
+def test_tokens_and_length_stops_are_those_of_engines() -> None:
+    remote = ModelRef("vendor/model", ModelKind.API, api=ApiRef("vendor/model", "http://127.0.0.1:1/v1"))
+    ledger = Ledger("run")
+    for number, first in enumerate((POLICY, remote)):
+        spec = game(number, Mode.EVAL, (first, RANDOM))
+        ledger.submit([spec])
+        ledger.finish(played(spec, Status.COMPLETED, (1.0, -1.0)))
+    (tally,) = ledger.environments.values()
+    assert (ledger.generated_tokens, tally.engine_steps, tally.length_stops) == (5, 1, 1)
