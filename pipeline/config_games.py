@@ -11,7 +11,6 @@ from pydantic import Field, ValidationInfo, field_validator
 from pipeline.config_errors import Settings, name_or_path, not_empty, shown
 from pipeline.config_opponents import Opponent
 from pipeline.config_vllm import SCRIPTED_MODELS
-from tasks.prompts import ACTION_EXTRACTIONS, PROMPT_TEMPLATES
 
 ENV_SAMPLERS = ("uniform", "weighted", "round_robin")
 MODEL_SAMPLERS = ("mirror", "fixed")
@@ -28,22 +27,12 @@ class _EnvSpec(Settings):
     env_id: str = Field(min_length=1)
     num_players: int = Field(default=2, ge=1)
     num_actors: int = Field(default=1, ge=1)
-    prompt_template: str = "default"
-    action_extraction: str = "boxed"
+    prompt_template: str = Field(default="default", min_length=1)
+    action_extraction: str = Field(default="boxed", min_length=1)
     env_kwargs: dict[str, Any] = Field(default_factory=dict)
     error_allowance: int | None = Field(default=None, ge=0)
     max_turns: int | None = Field(default=None, ge=1)
     time_limit_s: float | None = Field(default=None, gt=0)
-
-    @field_validator("prompt_template")
-    @classmethod
-    def _template(cls, name: str) -> str:
-        return name_or_path(name, PROMPT_TEMPLATES)
-
-    @field_validator("action_extraction")
-    @classmethod
-    def _extraction(cls, name: str) -> str:
-        return name_or_path(name, ACTION_EXTRACTIONS)
 
     @field_validator("num_actors")
     @classmethod

@@ -222,4 +222,3 @@ _TEMPLATES: dict[str, Template] = {
     "llama-instruct-sp": _in_chat(_SINGLE_PLAYER, system=True),
 }
 _EXTRACTIONS: dict[str, Extraction] = {"boxed": _boxed, "bracket": _bracket, "answer": _answer, "raw": _raw}
-PROMPT_TEMPLATES, ACTION_EXTRACTIONS = tuple(_TEMPLATES), tuple(_EXTRACTIONS)

@@ -88,17 +88,6 @@ def refusal(file: Path, *overrides: str) -> list[str]:
             "environments.train.0.num_actors: got 3, expected a whole number from 1 to num_players, which is 2",
         ),
         (
-            "environments.train.0.prompt_template=qwen3-sz",
-            "environments.train.0.prompt_template: got 'qwen3-sz', expected 'default' or 'bracket' or 'answer' or "
-            "'raw' or 'qwen3-zs' or 'qwen3-sp' or 'gemma3-zs' or 'gemma3-sp' or 'llama-instruct-zs' or "
-            "'llama-instruct-sp' or package.module:Name. Did you mean 'qwen3-zs' or 'qwen3-sp'?",
-        ),
-        (
-            "environments.train.0.action_extraction=answr",
-            "environments.train.0.action_extraction: got 'answr', expected 'boxed' or 'bracket' or 'answer' or 'raw' "
-            "or package.module:Name. Did you mean 'answer'?",
-        ),
-        (
             "environments.train=[]",
             "environments.train: got an empty list, expected at least one environment, such as "
             "{env_id: KuhnPoker-v0-train}",
