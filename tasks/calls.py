@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import ClassVar, Generic, TypeVar
 
@@ -218,10 +219,13 @@ async def _in_thread(function: Callable[[], T], env_id: str, limit_s: float) -> 
 
     def call() -> None:
         outcome = _Outcome(function)
-        if not loop.is_closed():
+        with suppress(RuntimeError):  # the loop was closed meanwhile
             loop.call_soon_threadsafe(settle, outcome)
 
-    thread = _idle.pop() if _idle else _CallThread()
+    try:
+        thread = _idle.pop()
+    except IndexError:
+        thread = _CallThread()
     thread.start_call(call)
     try:
         done, _ = await asyncio.wait([answer], timeout=limit_s)
