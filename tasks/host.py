@@ -171,9 +171,9 @@ class GameHost(WorkerPlugin):  # type: ignore[misc]  # distributed is untyped
         self._cancel(None)
         if self._games:
             await asyncio.wait(list(self._games), timeout=GAMES_TIMEOUT_S)
-        await close_endpoints()
         self._report()
         await self._keeper.stop()
+        await close_endpoints()
 
     async def _play(self, make_game: Callable[[Engine | None], Coroutine[Any, Any, T]], game_id: str, lane: Mode) -> T:
         task = asyncio.current_task()
