@@ -22,6 +22,7 @@ from pipeline.api_keys import require_keys
 from pipeline.config import VLLMConfig
 from pipeline.engine_pool import EnginePool
 from pipeline.env_samplers import BaseEnvSampler
+from pipeline.environments import check_environments_of
 from pipeline.episode_store import BaseEpisodeStore
 from pipeline.game_futures import EngineReported, Event, GameEnded, GameLost
 from pipeline.game_specs import SpecBuilder
@@ -75,7 +76,7 @@ class GameScheduler:
         options: how to bear with trouble.
 
     Raises:
-        ConfigError: a setting is wrong.
+        ConfigError: a setting is wrong, or there is no such environment.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class GameScheduler:
         seed: int = 0,
         options: SchedulerOptions | None = None,
     ) -> None:
+        check_environments_of([*env_sampler.train, *env_sampler.evaluation])
         self.run_id = uuid.uuid4().hex[:12]
         self.ledger = Ledger(self.run_id)
         self.snapshot: Snapshot | None = None

@@ -20,6 +20,7 @@ from pipeline.cluster import connect
 from pipeline.config import BufferConfig, RunConfig, dump, import_object
 from pipeline.dataset_card import write_card
 from pipeline.env_samplers import make_env_sampler
+from pipeline.environments import check_environments_of
 from pipeline.episode_store import EpisodeStore
 from pipeline.game_scheduler import GameScheduler, SchedulerOptions
 from pipeline.ledger import Ledger
@@ -50,6 +51,8 @@ def run_collect(config: RunConfig, run_dir: Path, progress: Progress) -> Ledger:
         SelfplayError: with advice, from whichever part refuses.
         KeyboardInterrupt: after Ctrl-C, when everything has been written.
     """
+    environments = [*config.environments.train, *config.environments.eval]
+    check_environments_of(environments, played_here=config.cluster.kind == "local")
     with ExitStack() as stack:
         books = stack.enter_context(_report_at_the_end(run_dir))
         stack.callback(progress.close)
@@ -96,7 +99,7 @@ def _report_at_the_end(run_dir: Path) -> Iterator[_Books]:
     try:
         yield books
     finally:
-        if books.ledger is not None:
+        if books.ledger is not None and books.ledger.submitted:
             # A pipe or a log has no width of its own; the table needs this much.
             console = Console() if sys.stdout.isatty() else Console(width=TABLE_WIDTH)
             print_report(books.ledger, run_dir, books.tracking_uri, console)

@@ -1,7 +1,7 @@
 """Which engine plays the next game: policy only, nothing here talks to Dask.
 
-Each lane's quota is split over the engines that are ready, the evaluation lane first. An engine runs at most its share of
-a lane at once and holds a little more in its queue (`prefetch`), so that a slot never waits for the driver.
+Each lane's quota is split over the engines that are ready, the evaluation lane first. An engine runs at most its share
+of a lane at once and holds a little more in its queue (`prefetch`), so that a slot never waits for the driver.
 """
 
 from __future__ import annotations
