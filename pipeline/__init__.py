@@ -6,7 +6,7 @@
    the engines and watches them.
 4. `game_scheduler` is the loop: submit what there is room for, deal with every event, end every game as one episode.
 5. `episode_store` keeps all episodes as Parquet; `replay` holds what the learner draws from and says when to stop;
-   `model_registry` keeps the results; `tracking` tells MLflow.
+   `model_registry` keeps the results and the `ratings`; `tracking` tells MLflow.
 6. `ledger` holds the books behind `summary.json`; `progress` and `report` show them; `transcript` reads a run back.
 
 `launch` puts the parts together for the command line, `cli`. The names below are the public interface; importing this
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pipeline.episode_store import BaseEpisodeStore, EpisodeStore
     from pipeline.game_scheduler import GameScheduler, SchedulerOptions
     from pipeline.model_registry import ModelRegistry
-    from pipeline.model_samplers import BaseModelSampler, FixedSampler, MirrorSampler
+    from pipeline.model_samplers import BaseModelSampler, FixedSampler, LastKSampler, MirrorSampler
     from pipeline.replay import ReplayBuffer, StepBuffer, StopConditions
     from pipeline.tracking import BaseTracker, MLflowTracker, NullTracker
 
@@ -40,6 +40,7 @@ __all__ = [
     "EvalEnvSpec",
     "FixedSampler",
     "GameScheduler",
+    "LastKSampler",
     "LoraConfig",
     "MLflowTracker",
     "MirrorSampler",
@@ -65,7 +66,7 @@ _HOMES = {
     "episode_store": ("BaseEpisodeStore", "EpisodeStore"),
     "game_scheduler": ("GameScheduler", "SchedulerOptions"),
     "model_registry": ("ModelRegistry",),
-    "model_samplers": ("BaseModelSampler", "FixedSampler", "MirrorSampler"),
+    "model_samplers": ("BaseModelSampler", "FixedSampler", "LastKSampler", "MirrorSampler"),
     "replay": ("ReplayBuffer", "StepBuffer", "StopConditions"),
     "tracking": ("BaseTracker", "MLflowTracker", "NullTracker"),
 }

@@ -100,11 +100,17 @@ def config(config: Path, overrides: Sequence[str]) -> None:
 @commands.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("game_id", required=False)
-def show(run: Path, game_id: str | None) -> None:
+@click.option("--ratings", is_flag=True, help="List the models' TrueSkill ratings instead.")
+def show(run: Path, game_id: str | None, ratings: bool) -> None:
     """List the games of RUN, a run's folder; with GAME_ID, print one: saw, said, parsed, earned."""
-    from pipeline.transcript import list_games, render_game
+    if ratings and game_id is not None:
+        raise click.UsageError("--ratings are of the whole run; leave out GAME_ID")
+    from pipeline.transcript import list_games, list_ratings, render_game
 
-    click.echo(list_games(run) if game_id is None else render_game(run, game_id))
+    if ratings:
+        click.echo(list_ratings(run))
+    else:
+        click.echo(list_games(run) if game_id is None else render_game(run, game_id))
 
 
 @commands.command()

@@ -13,7 +13,7 @@ from pipeline.config_opponents import Opponent
 from pipeline.config_vllm import SCRIPTED_MODELS
 
 ENV_SAMPLERS = ("uniform", "weighted", "round_robin")
-MODEL_SAMPLERS = ("mirror", "fixed")
+MODEL_SAMPLERS = ("mirror", "fixed", "last_k")
 
 
 class _EnvSpec(Settings):
@@ -107,14 +107,15 @@ class EnvironmentsConfig(Settings):
 
 
 class ModelsConfig(Settings):
-    """Against whom the policy trains: itself (`mirror`), or `opponents`.
+    """Against whom the policy trains: itself (`mirror`), its `k` newest versions (`last_k`), or `opponents` (`fixed`).
 
-    These are scripted players, `adapter:/path/to/folder`, OpenRouter's models as `vendor/model`, or the settings of any
-    other endpoint (`ApiOpponent`).
+    Opponents are scripted players, `adapter:/path/to/folder`, OpenRouter's models as `vendor/model`, or the settings of
+    any other endpoint (`ApiOpponent`).
     """
 
     sampler: str = "mirror"
     opponents: tuple[Opponent, ...] = Field(default=(), strict=False)
+    k: int = Field(default=5, ge=1)
 
     @field_validator("sampler")
     @classmethod

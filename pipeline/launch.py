@@ -137,7 +137,7 @@ def _scheduler(
         config.vllm,
         tracker,
         buffer,
-        make_model_sampler(models.sampler, registry, models.opponents, config.seed),
+        make_model_sampler(models.sampler, registry, models.opponents, config.seed, models.k),
         make_env_sampler(
             environments.sampler, environments.train, environments.eval, environments.weights, config.seed
         ),

@@ -1,4 +1,4 @@
-"""Which models there are, and how they fared in each lane, alone and against each other.
+"""Which models there are, how they fared in each lane, alone and against each other, and how strong they are.
 
 Only games with a trainable end (`completed`, `illegal_move`) count. A game whose players are all the same model is a
 mirror game: it is counted, and says nothing about strength.
@@ -15,12 +15,11 @@ from typing import Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from tasks.contracts import Episode, Mode, ModelRef, Status
+from pipeline.ratings import RATED, ModelRating, Ratings
+from tasks.contracts import Episode, Mode, ModelRef
 from tasks.errors import ConfigError, DatasetError
 from tasks.names import nearest
 from tasks.outcomes import Outcome, forfeits, outcomes, solved
-
-COUNTED = frozenset({Status.COMPLETED, Status.ILLEGAL_MOVE})
 
 
 @dataclass
@@ -89,13 +88,14 @@ class PairResults:
 
 @dataclass
 class _File:
-    """The content of `registry.json`. A change that readers would notice makes a new `version`."""
+    """The content of `registry.json`. A change that readers would notice makes a new `version`; 1 had no ratings."""
 
-    version: Literal[1]
+    version: Literal[1, 2]
     current: str
     models: list[ModelRef]
     results: list[ModelResults]
     pairs: list[PairResults]
+    ratings: list[ModelRating] = field(default_factory=list)
 
 
 _FILE = TypeAdapter(_File)
@@ -115,6 +115,7 @@ class ModelRegistry:
         self._models = {policy.uid: policy}
         self._results: dict[tuple[str, Mode], ModelResults] = {}
         self._pairs: dict[tuple[str, str, Mode], PairResults] = {}
+        self._ratings = Ratings()
 
     def __eq__(self, other: object) -> bool:
         """Whether both hold the same models and results, wherever they are saved."""
@@ -127,6 +128,13 @@ class ModelRegistry:
     def models(self) -> tuple[ModelRef, ...]:
         """All models there are, in the order they became known."""
         return tuple(self._models.values())
+
+    def policy_versions(self) -> tuple[ModelRef, ...]:
+        """The versions of the policy in training that are known, oldest first."""
+        versions = [
+            (model.policy_version, model) for model in self._models.values() if model.policy_version is not None
+        ]
+        return tuple(model for _, model in sorted(versions, key=lambda pair: pair[0]))
 
     def add(self, model: ModelRef) -> None:
         """Make a model known; adding the same one again does nothing.
@@ -168,12 +176,28 @@ class ModelRegistry:
         found = self._pairs.get((uid, against, mode))
         return found.results if found else PairResults(self.get(uid).uid, self.get(against).uid, mode).results
 
+    def rating(self, uid: str) -> ModelRating:
+        """The TrueSkill rating of a model, over the games of both lanes; the starting one where it has not been rated.
+
+        Raises:
+            ConfigError: there is no such model.
+        """
+        return self._ratings.of(self.get(uid).uid)
+
+    def ratings(self) -> list[ModelRating]:
+        """The ratings of all that have been rated, environments of single players among them, by uid."""
+        return self._ratings.all()
+
     def record(self, episode: Episode) -> None:
-        """Count one ended game; its models become known. Games without a trainable end leave no result."""
+        """Count one ended game and rate it; its models become known.
+
+        Games without a trainable end leave no result. Ratings depend on the order in which games are recorded.
+        """
         for agent in episode.spec.agents:
             self.add(agent.model)
-        if episode.status not in COUNTED or episode.rewards is None:
+        if episode.status not in RATED or episode.rewards is None:
             return
+        self._ratings.rate(episode)
         mode = episode.spec.mode
         players = [self._results_of(agent.model.uid, mode) for agent in episode.spec.agents]
         if len(players) == 1:
@@ -205,11 +229,12 @@ class ModelRegistry:
 
     def _content(self) -> _File:
         return _File(
-            version=1,
+            version=2,
             current=self._policy.uid,
             models=[model for _, model in sorted(self._models.items())],
             results=[results for _, results in sorted(self._results.items())],
             pairs=[pair for _, pair in sorted(self._pairs.items())],
+            ratings=self._ratings.all(),
         )
 
     def save(self) -> None:
@@ -230,7 +255,7 @@ class ModelRegistry:
 
     @classmethod
     def load(cls, path: Path) -> ModelRegistry:
-        """Read what `save` wrote.
+        """Read what `save` wrote. A file of version 1 has no ratings: they begin anew.
 
         Raises:
             DatasetError: the file is missing, garbled or of another version.
@@ -250,12 +275,13 @@ class ModelRegistry:
         registry._models = models
         registry._results = {(found.uid, found.mode): found for found in content.results}
         registry._pairs = {(found.uid, found.against, found.mode): found for found in content.pairs}
+        registry._ratings = Ratings(content.ratings)
         return registry
 
 
 def _unreadable(path: Path, reason: str) -> DatasetError:
     return DatasetError(
-        f"{path} cannot be read as a model registry ({reason}); expected the registry.json of a run, version 1. "
+        f"{path} cannot be read as a model registry ({reason}); expected the registry.json of a run, version 1 or 2. "
         "Take it from a run folder written by this version, or start a new registry: counts can be made again from the "
         "run's episodes"
     )

@@ -74,6 +74,29 @@ class FixedSampler(BaseModelSampler):
         return self.rng.choice(self.opponents)
 
 
+class LastKSampler(BaseModelSampler):
+    """Opponents from the newest versions of the policy, the current one among them, each equally likely.
+
+    While there is one version only, and where what trains has no versions (a scripted player), this is self-play.
+
+    Args:
+        k: how many versions.
+
+    Raises:
+        ConfigError: `k` is below 1.
+    """
+
+    def __init__(self, registry: ModelRegistry, k: int = 5, seed: int = 0) -> None:
+        super().__init__(registry, seed)
+        if k < 1:
+            raise ConfigError(f"models.k is {k}: the last_k sampler needs at least 1 version")
+        self.k = k
+
+    def sample_opponent(self, env: TrainEnvSpec) -> ModelRef:
+        """One of the versions there are now, independent of the draws before."""
+        return self.rng.choice(self.registry.policy_versions()[-self.k :] or (self.current(),))
+
+
 def opponent_ref(opponent: str | ApiOpponent) -> ModelRef:
     """The fixed opponent that a config names.
 
@@ -122,28 +145,33 @@ def _digest(folder: Path) -> str:
     return digest.hexdigest()[:12]
 
 
-_BY_NAME: dict[str, type[BaseModelSampler]] = {"mirror": MirrorSampler, "fixed": FixedSampler}
+_BY_NAME: dict[str, type[BaseModelSampler]] = {"mirror": MirrorSampler, "fixed": FixedSampler, "last_k": LastKSampler}
+_PLAYS = {"mirror": "which plays against itself", "last_k": "which plays against its own versions"}
 
 
 def make_model_sampler(
-    name: str, registry: ModelRegistry, opponents: Sequence[str | ApiOpponent], seed: int
+    name: str, registry: ModelRegistry, opponents: Sequence[str | ApiOpponent], seed: int, k: int = 5
 ) -> BaseModelSampler:
-    """The sampler that a config names: `mirror`, `fixed` or a user's `package.module:Name`.
+    """The sampler that a config names: `mirror`, `fixed`, `last_k` or a user's `package.module:Name`.
 
     A user's class is called as `Name(registry, seed=seed)`, with `opponents=...` added where the config has opponents.
+    `k` is for `last_k` only.
 
     Raises:
-        ConfigError: the name is unknown, the class is no `BaseModelSampler`, or opponents are given to `mirror`.
+        ConfigError: the name is unknown, the class is no `BaseModelSampler`, or opponents are given to one of ours that
+            has none.
         AdapterError: an adapter's folder is incomplete.
     """
     kind = find_class("models.sampler", name, _BY_NAME, BaseModelSampler)
     if name == "fixed":
         return FixedSampler(registry, opponents, seed)
-    if not opponents:
-        return kind(registry, seed=seed)
-    if name == "mirror":
+    if opponents and name in _PLAYS:
         raise ConfigError(
-            f"models.opponents is {list(opponents)} but models.sampler is 'mirror', which plays against itself: "
+            f"models.opponents is {list(opponents)} but models.sampler is {name!r}, {_PLAYS[name]}: "
             "set the sampler to 'fixed', or remove the opponents"
         )
+    if name == "last_k":
+        return LastKSampler(registry, k, seed)
+    if not opponents:
+        return kind(registry, seed=seed)
     return kind(registry, opponents=opponents, seed=seed)  # type: ignore[call-arg]  # the user's own signature

@@ -1,4 +1,4 @@
-"""A run read back for people: its games as a table, one game as a transcript: saw, said, parsed, earned."""
+"""A run read back for people: games and ratings as tables, one game as a transcript: saw, said, parsed, earned."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.model_registry import ModelRegistry
 from tasks.errors import DatasetError
 from tasks.shards import read_episodes, read_steps
 
@@ -45,6 +46,23 @@ def _aligned(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)
+
+
+def list_ratings(run_dir: str | Path) -> str:
+    """One line per rated model, the one that is most surely strong first, under a line of headings.
+
+    Raises `DatasetError` where there is no registry, as before the run ends, or it cannot be read.
+    """
+    ratings = ModelRegistry.load(Path(run_dir) / "registry.json").ratings()
+    if not ratings:
+        return f"no ratings in {run_dir}: none of its games was between two models or of one against an environment"
+    headings = ("model", "mu", "sigma", "mu-3sigma", "games")
+    ranked = sorted(ratings, key=lambda rating: rating.conservative, reverse=True)
+    lines = (
+        (rating.uid, f"{rating.mu:.2f}", f"{rating.sigma:.2f}", f"{rating.conservative:.2f}", str(rating.games))
+        for rating in ranked
+    )
+    return _aligned([headings, *lines])
 
 
 def render_game(run_dir: str | Path, game_id: str) -> str:

@@ -14,7 +14,9 @@ from pipeline import cli, launch
 from pipeline.cli import main
 from pipeline.config import RunConfig, load
 from pipeline.ledger import Ledger
+from pipeline.model_registry import ModelRegistry
 from pipeline.progress import Progress
+from tasks.contracts import ModelKind, ModelRef
 from tasks.errors import ClusterError
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -115,6 +117,15 @@ def test_how_a_run_ended_is_the_exit_code(
 def test_show_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(tmp_path / "none")]) == 1
     assert capsys.readouterr().err.startswith("selfplay: ")
+
+
+def test_show_ratings_is_of_the_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    registry = ModelRegistry(ModelRef("policy@0", ModelKind.ENGINE, 0), tmp_path / "registry.json")
+    registry.save()
+    assert main(["show", str(tmp_path), "--ratings"]) == 0
+    assert capsys.readouterr().out.startswith(f"no ratings in {tmp_path}: ")
+    assert main(["show", str(tmp_path), "train-000000", "--ratings"]) == 2
+    assert "--ratings are of the whole run; leave out GAME_ID" in capsys.readouterr().err
 
 
 def test_worker_prints_the_plain_command(capsys: pytest.CaptureFixture[str]) -> None:

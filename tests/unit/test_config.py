@@ -113,7 +113,8 @@ def refusal(file: Path, *overrides: str) -> list[str]:
         ),
         (
             "models.sampler=mirro",
-            "models.sampler: got 'mirro', expected 'mirror' or 'fixed' or package.module:Name. Did you mean 'mirror'?",
+            "models.sampler: got 'mirro', expected 'mirror' or 'fixed' or 'last_k' or package.module:Name. "
+            "Did you mean 'mirror'?",
         ),
         (
             "models.sampler=fixed",

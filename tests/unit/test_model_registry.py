@@ -169,10 +169,46 @@ def test_what_was_saved_loads_as_an_equal_registry_that_goes_on_counting(tmp_pat
 def test_the_file_is_plain_json_with_a_version(tmp_path: Path) -> None:
     full_registry(tmp_path / "registry.json").save()
     content = json.loads((tmp_path / "registry.json").read_text())
-    assert content["version"] == 1
+    assert content["version"] == 2
     assert content["current"] == "policy@0"
     assert content["pairs"][0]["against"] == "policy@0"
     assert [path.name for path in tmp_path.iterdir()] == ["registry.json"]
+
+
+def test_ratings_are_kept_with_the_results_and_a_file_from_before_them_loads(tmp_path: Path) -> None:
+    path = tmp_path / "registry.json"
+    registry = full_registry(path)
+    registry.save()
+    ratings = ModelRegistry.load(path).ratings()
+    assert ratings == registry.ratings()
+    assert [(rating.uid, rating.games) for rating in ratings] == [
+        ("adapter:early@0", 1),
+        ("environment:A-v0", 1),
+        ("policy@0", 3),
+        ("scripted:random", 1),
+    ]
+    content = json.loads(path.read_text()) | {"version": 1}
+    del content["ratings"]
+    path.write_text(json.dumps(content))
+    older = ModelRegistry.load(path)
+    assert older.ratings() == []
+    assert older.pair("policy@0", "scripted:random", Mode.TRAIN).wins == 1
+    older.save()
+    assert json.loads(path.read_text())["version"] == 2
+
+
+def test_a_model_that_has_not_been_rated_has_the_starting_rating_and_an_unknown_one_none() -> None:
+    registry = recorded(episode([POLICY, POLICY], [1, -1]))
+    assert (registry.rating("policy@0").mu, registry.rating("policy@0").games) == (25.0, 0)
+    with pytest.raises(ConfigError, match=r"no model 'policy@9' in the registry"):
+        registry.rating("policy@9")
+
+
+def test_policy_versions_are_had_oldest_first() -> None:
+    registry = recorded(episode([POLICY, RANDOM], [1, -1]))
+    for version in (10, 2):
+        registry.add(ModelRef(f"policy@{version}", ModelKind.ENGINE, version))
+    assert [model.uid for model in registry.policy_versions()] == ["policy@0", "policy@2", "policy@10"]
 
 
 def test_a_save_that_breaks_off_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +239,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"version": 2}, r"version: Input should be 1"),
+        ({"version": 3}, r"version: Input should be 1 or 2"),
         ({"current": "policy@7"}, r"current: 'policy@7' is none of its models"),
         ({"models": [{"uid": "policy@0"}]}, r"models\.0\.kind: Field required"),
         ({"pairs": "none"}, r"pairs: Input should be a valid"),
@@ -214,7 +250,7 @@ def test_a_file_of_another_shape_is_refused(tmp_path: Path, change: dict[str, ob
     full_registry(path).save()
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(
-        DatasetError, match=rf"\({reason}.*\); expected the registry\.json of a run, version 1\. Take it"
+        DatasetError, match=rf"\({reason}.*\); expected the registry\.json of a run, version 1 or 2\. Take it"
     ):
         ModelRegistry.load(path)
 

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.config import ApiOpponent, TrainEnvSpec
 from pipeline.model_registry import ModelRegistry
-from pipeline.model_samplers import FixedSampler, MirrorSampler, make_model_sampler, opponent_ref
+from pipeline.model_samplers import FixedSampler, LastKSampler, MirrorSampler, make_model_sampler, opponent_ref
 from tasks.contracts import ApiRef, ModelKind, ModelRef, SamplingSpec
 from tasks.errors import AdapterError, ConfigError
 
@@ -159,10 +159,43 @@ def test_one_model_asked_in_two_ways_needs_two_names(registry: ModelRegistry) ->
     assert uids == {"cold", "a/b"}
 
 
+def test_last_k_draws_each_of_the_newest_versions_equally_often(registry: ModelRegistry) -> None:
+    registry.add(ModelRef("scripted:random", ModelKind.SCRIPTED))
+    for version in (3, 1, 2):
+        registry.add(ModelRef(f"policy@{version}", ModelKind.ENGINE, version))
+    sampler = LastKSampler(registry, k=3, seed=1)
+    drawn = Counter(sampler.sample_opponent(ENV).uid for _ in range(900))
+    assert set(drawn) == {"policy@1", "policy@2", "policy@3"}
+    assert min(drawn.values()) > 240
+
+
+def test_last_k_sees_versions_that_come_later_and_draws_the_same_with_the_same_seed(registry: ModelRegistry) -> None:
+    one, two = (LastKSampler(registry, seed=4) for _ in range(2))
+    assert {one.sample_opponent(ENV) for _ in range(20)} == {POLICY}, "with one version it is self-play"
+    two.rng.setstate(one.rng.getstate())
+    registry.add(ModelRef("policy@1", ModelKind.ENGINE, 1))
+    drawn = [one.sample_opponent(ENV).uid for _ in range(20)]
+    assert set(drawn) == {"policy@0", "policy@1"}
+    assert drawn == [two.sample_opponent(ENV).uid for _ in range(20)]
+
+
+def test_last_k_of_a_scripted_player_is_self_play() -> None:
+    scripted = ModelRef("scripted:random", ModelKind.SCRIPTED)
+    assert LastKSampler(ModelRegistry(scripted)).sample_opponent(ENV) == scripted
+
+
+def test_last_k_of_no_version_is_refused(registry: ModelRegistry) -> None:
+    with pytest.raises(ConfigError, match=r"models\.k is 0: the last_k sampler needs at least 1 version"):
+        LastKSampler(registry, k=0)
+
+
 def test_samplers_by_name(registry: ModelRegistry, own_module: str) -> None:
     assert isinstance(make_model_sampler("mirror", registry, [], 0), MirrorSampler)
     fixed = make_model_sampler("fixed", registry, ["scripted:first"], 0)
     assert fixed.sample_opponent(ENV).uid == "scripted:first"
+    last = make_model_sampler("last_k", registry, [], 0, 7)
+    assert isinstance(last, LastKSampler)
+    assert last.k == 7
     own = make_model_sampler(f"{own_module}:Own", registry, [], 0)
     assert own.sample_opponent(ENV) == POLICY
     assert vars(make_model_sampler(f"{own_module}:Own", registry, ["them"], 0))["opponents"] == ["them"]
@@ -178,6 +211,7 @@ def test_a_class_that_is_no_sampler_is_refused(registry: ModelRegistry, own_modu
         make_model_sampler(f"{own_module}:NotOne", registry, [], 0)
 
 
-def test_opponents_for_the_mirror_are_refused(registry: ModelRegistry) -> None:
-    with pytest.raises(ConfigError, match=r"models\.sampler is 'mirror', which plays against itself: set .* 'fixed'"):
-        make_model_sampler("mirror", registry, ["scripted:random"], 0)
+@pytest.mark.parametrize(("name", "plays"), [("mirror", "itself"), ("last_k", "its own versions")])
+def test_opponents_for_samplers_that_have_none_are_refused(registry: ModelRegistry, name: str, plays: str) -> None:
+    with pytest.raises(ConfigError, match=rf"models\.sampler is '{name}', which plays against {plays}: set .* 'fixed'"):
+        make_model_sampler(name, registry, ["scripted:random"], 0)

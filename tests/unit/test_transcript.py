@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.episode_store import EpisodeStore
-from pipeline.transcript import list_games, render_game
+from pipeline.model_registry import ModelRegistry
+from pipeline.transcript import list_games, list_ratings, render_game
 from tasks.contracts import Episode
 from tasks.errors import DatasetError
 from tests.unit.example_episodes import ANSWERED, SAID, cancelled_episode, full_episode
@@ -100,3 +101,24 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
         list_games(tmp_path / "nothing")
     with pytest.raises(DatasetError, match="no run's dataset at"):
         render_game(tmp_path / "nothing", "a")
+
+
+def test_ratings_are_listed_the_surest_first(tmp_path: Path) -> None:
+    episode = full_episode()
+    registry = ModelRegistry(episode.spec.agents[0].model, tmp_path / "registry.json")
+    registry.save()
+    assert list_ratings(tmp_path) == (
+        f"no ratings in {tmp_path}: none of its games was between two models or of one against an environment"
+    )
+    registry.record(episode)
+    registry.save()
+    assert list_ratings(tmp_path).splitlines() == [
+        "model            mu     sigma  mu-3sigma  games",
+        "policy@3         29.40  7.17   7.88       1",
+        "scripted:random  20.60  7.17   -0.91      1",
+    ]
+
+
+def test_ratings_of_a_run_that_has_not_ended_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match=r"registry\.json cannot be read as a model registry \(No such file"):
+        list_ratings(tmp_path)
