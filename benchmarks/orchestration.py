@@ -1,0 +1,136 @@
+"""What a turn costs beside the engine: a stub of fixed latency, Kuhn Poker, a local cluster, shards and MLflow on.
+
+`python -m benchmarks.orchestration --in-flight 64 --latency-ms 50 --seconds 20 --repeat 3 --json` prints one JSON line.
+`--check` asks another question than the steady rate: whether cost stays flat, whether engines are kept level, how soon
+the first game is in, what a prompt costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+from collections.abc import Callable
+
+from benchmarks.measure import between, repeated, show
+from benchmarks.stub_games import Window, collect, local_cluster, play_without_dask, timed, vllm_config
+
+WORKERS_LEVEL = 4
+Result = dict[str, float | int | str]
+
+
+def steady(options: argparse.Namespace) -> Result:
+    """Rates in a window after warm-up; then the same games without Dask, on the same stub."""
+    n, latency_s = options.in_flight, options.latency_ms / 1000
+    vllm = vllm_config(n, latency_s)
+    window = timed(options.warm_up, options.seconds)
+    with local_cluster(n) as client:
+        collect(client, vllm, n, window)
+    result = between(*window.marks)
+    alone = timed(options.warm_up, options.seconds)
+    play_without_dask(vllm, n, alone)
+    without = between(*alone.marks)
+    return {
+        "in_flight": n,
+        "latency_ms": options.latency_ms,
+        **result,
+        "ideal_share": result["turns_per_s"] / (n / latency_s) if latency_s else 0.0,
+        "no_dask_share": result["turns_per_s"] / without["turns_per_s"],
+        "no_dask_turns_per_s": without["turns_per_s"],
+        "no_dask_cpu_ms_per_turn": without["cpu_ms_per_turn"],
+    }
+
+
+def flat(options: argparse.Namespace) -> Result:
+    """The last twentieth of many games beside the first one after warm-up: time, CPU and memory, as ratios."""
+    n, games = options.in_flight, options.games
+    piece = games // 20
+    bounds = (piece, 2 * piece, games - piece, games)
+    window = Window([lambda _, done, bound=bound: done >= bound for bound in bounds])
+    with local_cluster(n) as client:
+        collect(client, vllm_config(n, options.latency_ms / 1000), n, window)
+    first, last = between(*window.marks[:2]), between(*window.marks[2:])
+    return {
+        "in_flight": n,
+        "games": games,
+        "turns_per_s_first": first["turns_per_s"],
+        "turns_per_s_last": last["turns_per_s"],
+        "cpu_ratio": last["cpu_ms_per_turn"] / first["cpu_ms_per_turn"],
+        "time_ratio": first["turns_per_s"] / last["turns_per_s"],
+        "rss_mb_first": first["rss_mb"],
+        "rss_mb_last": last["rss_mb"],
+        "memory_ratio": last["rss_mb"] / first["rss_mb"],
+    }
+
+
+def level(options: argparse.Namespace) -> Result:
+    """Games by engine over four equal engines, then with one of them four times slower."""
+    n, latency_s = options.in_flight, options.latency_ms / 1000
+    with local_cluster(n, WORKERS_LEVEL) as client:
+        processes = client.run(os.getpid)
+        slow = next(iter(processes))
+        equal, uneven = timed(options.warm_up, options.seconds), timed(options.warm_up, options.seconds)
+        collect(client, vllm_config(n, latency_s), n, equal)
+        by_process = {str(processes[slow]): 4 * latency_s}
+        reports = collect(client, vllm_config(n, latency_s, by_process), n, uneven).reports
+    games, uneven_games = equal.by_worker[1], uneven.by_worker[1]
+    others = [uneven_games[worker] for worker in processes if worker != slow]
+    return {
+        "in_flight": n,
+        "latency_ms": options.latency_ms,
+        "games_least": min(games.values()),
+        "games_most": max(games.values()),
+        "spread": max(games.values()) / min(games.values()) - 1,
+        "slow_games": uneven_games[slow],
+        "others_mean": statistics.fmean(others),
+        "others_spread": max(others) / min(others) - 1,
+        "speed_ratio": statistics.fmean(others) / uneven_games[slow],
+        "fewest_running_games": min((report.running_games for report in reports), default=0),
+        "share_of_an_engine": n // WORKERS_LEVEL,
+    }
+
+
+def first_game(options: argparse.Namespace) -> Result:
+    """From `collect` to the first game's end on a cluster that is up."""
+    n, latency_s = options.in_flight, options.latency_ms / 1000
+    with local_cluster(n) as client:
+        played = collect(client, vllm_config(n, latency_s), n, Window([lambda _, games: games >= 1]))
+    return {"in_flight": n, "latency_ms": options.latency_ms, "first_game_s": played.first_game_s}
+
+
+CHECKS: dict[str, Callable[[argparse.Namespace], Result]] = {
+    "steady": steady,
+    "flat": flat,
+    "level": level,
+    "first-game": first_game,
+}
+
+
+def arguments() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", choices=CHECKS, default="steady")
+    parser.add_argument("--in-flight", type=int, default=64, help="games executing at once")
+    parser.add_argument("--latency-ms", type=float, default=50.0, help="the stub engine's time for a request")
+    parser.add_argument("--seconds", type=float, default=20.0, help="length of the window")
+    parser.add_argument("--warm-up", type=float, default=5.0, help="seconds of games before the window opens")
+    parser.add_argument("--games", type=int, default=20_000, help="games of the check `flat`")
+    parser.add_argument("--repeat", type=int, default=1, help="runs, each in processes of its own; medians are shown")
+    parser.add_argument("--json", action="store_true", help="one JSON line")
+    return parser
+
+
+def main() -> None:
+    """Run one check, or a check several times over."""
+    options = arguments().parse_args()
+    if options.repeat > 1:
+        own = ["check", "in_flight", "latency_ms", "seconds", "warm_up", "games"]
+        given = [f"--{name.replace('_', '-')}={getattr(options, name)}" for name in own]
+        result = repeated("benchmarks.orchestration", [*given, "--json"], options.repeat)
+    else:
+        result = CHECKS[options.check](options)
+    show(result, options.json)
+
+
+if __name__ == "__main__":
+    main()

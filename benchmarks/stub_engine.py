@@ -1,0 +1,100 @@
+"""An engine of fixed latency whose answers weigh as much as real ones: 300 prompt and 24 completion tokens.
+
+`EngineSpec.engine_args` it understands: `latency_s`, seconds per request; `latency_by_process`, other latencies for the
+worker processes of these ids.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from tasks.contracts import AdapterRef, Completion, EngineReply, EngineSpec, SamplingSpec
+from tasks.engine_keeper import EngineLoad
+
+PROMPT_TOKENS = 300
+COMPLETION_TOKENS = 24
+VOCABULARY = 49_152
+_STORE = 20_000
+
+T = TypeVar("T")
+
+_rng = random.Random(0)
+_TOKENS = tuple(_rng.randrange(VOCABULARY) for _ in range(_STORE))
+_LOGPROBS = tuple(-_rng.expovariate(1.0) for _ in range(_STORE))
+
+
+class CannedEngine:
+    """The engine's interface (`tasks.engine_keeper.Engine`) without a model.
+
+    Each reply is a fresh stretch of canned ids and log-probabilities, so that pickling finds nothing to share.
+    """
+
+    def __init__(self, spec: EngineSpec) -> None:
+        latencies = spec.engine_args.get("latency_by_process", {})
+        self._latency_s = float(latencies.get(str(os.getpid()), spec.engine_args["latency_s"]))
+        self._answered = 0
+        self._running = 0
+
+    async def start(self) -> None:
+        """Nothing to start."""
+
+    async def stop(self) -> None:
+        """Nothing to stop."""
+
+    async def generate(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        sampling: SamplingSpec,
+        *,
+        n: int,
+        seed: int,
+        adapter: AdapterRef | None,
+    ) -> EngineReply:
+        """Wait for the latency, then play a move that the prompt offers, chosen by `seed`."""
+        self._running += 1
+        try:
+            await asyncio.sleep(self._latency_s)
+        finally:
+            self._running -= 1
+        self._answered += n
+        text = f"Let me think about what my opponent may hold here. I play \\boxed{{{_move(messages, seed)}}}"
+        return EngineReply(
+            _stretch(_TOKENS, seed, PROMPT_TOKENS),
+            tuple(
+                Completion(
+                    text,
+                    _stretch(_TOKENS, seed + 1 + index, COMPLETION_TOKENS),
+                    _stretch(_LOGPROBS, seed + 1 + index, COMPLETION_TOKENS),
+                    "stop",
+                )
+                for index in range(n)
+            ),
+            token_limit=sampling.max_tokens,
+        )
+
+    def load(self) -> EngineLoad:
+        """Requests under way, and tokens since the start."""
+        return EngineLoad(
+            running_requests=self._running,
+            waiting_requests=0,
+            prompt_tokens=self._answered * PROMPT_TOKENS,
+            generated_tokens=self._answered * COMPLETION_TOKENS,
+            kv_use=None,
+            prefix_hit_rate=None,
+        )
+
+
+def _move(messages: Sequence[Mapping[str, str]], seed: int) -> str:
+    """One of the moves in Kuhn Poker's last line of available actions, brackets included."""
+    _, _, offered = messages[-1]["content"].rpartition("available actions are: ")
+    moves = offered.partition("\n")[0].split(", ")
+    return moves[seed % len(moves)].strip("'")
+
+
+def _stretch(values: tuple[T, ...], start: int, length: int) -> tuple[T, ...]:
+    first = start % (_STORE - length)
+    return values[first : first + length]
