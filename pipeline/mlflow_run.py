@@ -5,12 +5,14 @@ The fluent interface (`mlflow.start_run` and the rest) keeps an active run per p
 
 from __future__ import annotations
 
+import fcntl
+import importlib
 import logging
 import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +24,7 @@ RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 """How a run ends, in MLflow's words: as asked, by an error, by the user."""
 
 _REQUEST_TIMEOUT_S = 10
+_SQLITE = "sqlite:///"
 
 
 class MLflowRun:
@@ -47,7 +50,9 @@ class MLflowRun:
 
         if self._artifacts is not None:
             self._artifacts.mkdir(parents=True, exist_ok=True)
-        self._client = MlflowClient(self.uri)
+        # A store in the run's own folder is nobody else's.
+        with nullcontext() if self._artifacts is not None else _one_at_a_time(self.uri):
+            self._client = MlflowClient(self.uri)
         run = self._client.create_run(self._experiment_id(), start_time=self._started_ms, run_name=self._run_name)
         self.run_id = run.info.run_id
 
@@ -116,6 +121,27 @@ class MLflowRun:
 
     def _log_text(self, text: str, artifact: str) -> None:
         self._client.log_text(self.run_id, text, artifact)
+
+
+@contextmanager
+def _one_at_a_time(uri: str) -> Iterator[None]:
+    """Keep other processes of this project out while a store in an SQLite file is opened, which creates it if need be.
+
+    MLflow creates and migrates its tables without a lock, and two that do so at once leave a store that never opens
+    again. The lock is on a file beside the database, for SQLite has locks of its own on that one. Servers, and
+    databases behind one, are theirs to guard.
+    """
+    path = uri.removeprefix(_SQLITE).partition("?")[0] if uri.startswith(_SQLITE) else ""
+    if not path:
+        yield
+        return
+    # What takes seconds to import should not keep the others waiting.
+    importlib.import_module("mlflow.store.tracking.sqlalchemy_store")
+    lock = Path(f"{path}.lock")
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
+        yield
 
 
 @contextmanager
