@@ -10,8 +10,10 @@ Standard library only; does nothing where the system is not Linux.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
+import gc
 import multiprocessing
 import os
 import signal
@@ -33,7 +35,7 @@ def claim_engines() -> None:
 
 
 def die_with_owner() -> None:
-    """In a child process of a claimed engine: die with the parent, and leave Ctrl-C to the driver.
+    """In a child process of a claimed engine: die with the parent, exit fast, and leave Ctrl-C to the driver.
 
     Loaded by vLLM in the owner itself too, where it does nothing. A subprocess that is not a `multiprocessing` child
     (vLLM inspects models in one) is left alone.
@@ -48,6 +50,8 @@ def die_with_owner() -> None:
     if not parent.is_alive():  # it died before the request above: no signal will come
         os.kill(os.getpid(), signal.SIGKILL)
     _ignore_interrupts()
+    # Python's last garbage collection takes seconds on torch's objects, whose memory ends with the process anyway.
+    atexit.register(gc.freeze)
 
 
 def _ignore_interrupts() -> None:

@@ -37,7 +37,7 @@ class LoopThread:
         self._thread = threading.Thread(target=self.loop.run_forever, name="loop", daemon=True)
         self._thread.start()
 
-    def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float = 120.0) -> T:
+    def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float = 240.0) -> T:
         """What the coroutine returns when it is run on the loop."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout_s)
 
