@@ -5,13 +5,15 @@ the window since the last `close`: a game costs the caller microseconds, and mem
 
 Names, per lane (`train`, `eval`) and environment, e.g. `train/KuhnPoker-v0-train/reward/player_0`:
 
-- `games`, `status/<status>`: running totals; the statuses add up to the games.
+- `games`, `status/<status>`: running totals; the statuses add up to the games. `failures/<kind>`: those of the failed
+  games by the type of their error (`pipeline.failures`), at most 20 kinds by name.
 - `reward/player_<i>`, `reward/<role>`: mean raw reward.
 - `win_rate`, `draw_rate`, `loss_rate`, `forfeit_win_rate`, each by player, and by role (`actor`, `opponent`) where
   another model plays an opponent: shares of the games with an outcome, adding up to 1. `solved_rate` for one player.
-- `turns`: mean decisions of the games that the environment or the turn cap ended.
-- `format_success`, `illegal_rate`: shares of the actors' decisions. `response_tokens` (mean), `length_stop_rate`: over
-  those of them that an engine sampled.
+- `turns`: mean decisions of the games that the environment or the turn cap ended; `turns/<role>`: those of one player.
+- `format_success/<role>`, `illegal_rate/<role>`: shares of the decisions. `length_stop_rate/<role>`: share of those for
+  which the model said why it stopped. `observation_tokens/<role>` (of the prompt) and `response_tokens/<role>`: means
+  over those whose tokens were counted, which are none of a scripted player's and no prompts of an endpoint's.
 
 Beside them `<lane>/games_per_s`, `collection/<figure>` (the scheduler's), `engine_<k>/<figure>` and `nonfinite/<name>`:
 how many values of that name so far were no finite number (NaN, infinite, None) and were left out.
@@ -24,10 +26,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import SupportsFloat
 
-from tasks.contracts import EngineFigures, EngineState, Episode, Mode, Role, Status
+from pipeline.failures import OTHER, failure_kind
+from tasks.contracts import Choice, EngineFigures, EngineState, Episode, Mode, Role, Status
 from tasks.outcomes import Outcome, forfeits, outcomes, solved
 
 _ENDED_BY_ITSELF = frozenset({Status.COMPLETED, Status.ILLEGAL_MOVE, Status.TRUNCATED})
+_MOST_FAILURE_KINDS = 20
 
 
 class MetricWindow:
@@ -116,6 +120,7 @@ class RunMetrics:
         self.engines: dict[str, str] = {}
         self._opened_at = at
         self._games: dict[Mode, int] = {}
+        self._failure_kinds: set[str] = set()
         self._window = MetricWindow()
         self._meters: dict[str, _EngineMeter] = {}
 
@@ -128,7 +133,10 @@ class RunMetrics:
         self._window.count(f"{prefix}/status/{episode.status}")
         if episode.status in _ENDED_BY_ITSELF:
             self._window.mean(f"{prefix}/turns", len(episode.steps))
-        self._add_steps(prefix, episode)
+        if episode.status is Status.FAILED:
+            self._window.count(f"{prefix}/failures/{self._failure_kind(episode.reason)}")
+        for role in Role:
+            self._add_steps(prefix, episode, role)
         if episode.rewards is not None:
             self._add_rewards(prefix, episode, episode.rewards)
 
@@ -166,16 +174,28 @@ class RunMetrics:
                 self._window.latest(f"{name}/{figure}", rate)
         return self._window.close()
 
-    def _add_steps(self, prefix: str, episode: Episode) -> None:
-        actors = {agent.player_id for agent in episode.spec.agents if agent.role is Role.ACTOR}
-        steps = [step for step in episode.steps if step.player_id in actors]
-        # Scripted players sample nothing: neither tokens nor a reason to stop.
-        choices = [step.choice for step in steps if step.choice.finish_reason is not None]
-        window, n, sampled = self._window, len(steps), len(choices)
-        window.mean(f"{prefix}/format_success", sum(step.choice.format_ok for step in steps), n)
-        window.mean(f"{prefix}/illegal_rate", sum(step.illegal for step in steps), n)
-        window.mean(f"{prefix}/response_tokens", sum(len(choice.completion_ids) for choice in choices), sampled)
-        window.mean(f"{prefix}/length_stop_rate", sum(choice.finish_reason == "length" for choice in choices), sampled)
+    def _failure_kind(self, reason: str) -> str:
+        """Its kind; `other` once there are many, so that no run can make names without end."""
+        kind = failure_kind(reason)
+        if len(self._failure_kinds) < _MOST_FAILURE_KINDS:
+            self._failure_kinds.add(kind)
+        return kind if kind in self._failure_kinds else OTHER
+
+    def _add_steps(self, prefix: str, episode: Episode, role: Role) -> None:
+        players = {agent.player_id for agent in episode.spec.agents if agent.role is role}
+        steps = [step for step in episode.steps if step.player_id in players]
+        choices = [step.choice for step in steps]
+        stops = [choice.finish_reason for choice in choices if choice.finish_reason is not None]
+        observed = [len(choice.prompt_ids) for choice in choices if choice.prompt_ids]
+        answered = [tokens for tokens in map(response_tokens, choices) if tokens]
+        window, n = self._window, len(steps)
+        window.mean(f"{prefix}/format_success/{role}", sum(choice.format_ok for choice in choices), n)
+        window.mean(f"{prefix}/illegal_rate/{role}", sum(step.illegal for step in steps), n)
+        window.mean(f"{prefix}/length_stop_rate/{role}", stops.count("length"), len(stops))
+        window.mean(f"{prefix}/observation_tokens/{role}", sum(observed), len(observed))
+        window.mean(f"{prefix}/response_tokens/{role}", sum(answered), len(answered))
+        if episode.status in _ENDED_BY_ITSELF:
+            window.mean(f"{prefix}/turns/{role}", n, len(players))
 
     def _add_rewards(self, prefix: str, episode: Episode, rewards: Sequence[float | None]) -> None:
         agents = episode.spec.agents
@@ -196,6 +216,11 @@ class RunMetrics:
             for side in (f"player_{agent.player_id}", agent.role)[: 2 if rivals else 1]:
                 for rate in (*Outcome, "forfeit_win"):
                     self._window.mean(f"{prefix}/{rate}_rate/{side}", rate == result)
+
+
+def response_tokens(choice: Choice) -> int:
+    """Tokens of the completion: the engine's own, or as many as an endpoint says; 0 where nobody counted them."""
+    return len(choice.completion_ids) or choice.generated_tokens
 
 
 def _grown(before: int, after: int) -> int:

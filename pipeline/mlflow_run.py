@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import importlib
+import json
 import logging
 import os
 import time
@@ -22,6 +23,9 @@ from pipeline.run_params import CONFIG_ARTIFACT, config_text, flat_params
 
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 """How a run ends, in MLflow's words: as asked, by an error, by the user."""
+
+NAMES_ARTIFACT = "metric_names.json"
+"""The artifact that says which metric a name stands for, of the names that MLflow does not take as they are."""
 
 _REQUEST_TIMEOUT_S = 10
 _SQLITE = "sqlite:///"
@@ -40,6 +44,7 @@ class MLflowRun:
         self._started_ms = _now_ms()
         self._client: Any = None
         self._tagged: set[str] = set()
+        self._renamed: dict[str, str] = {}
 
     def open(self) -> None:
         """Create store, experiment and run, as far as they are not there yet."""
@@ -63,7 +68,7 @@ class MLflowRun:
     def add_config(self, config: Mapping[str, Any]) -> None:
         """Queue the configuration as parameters and as one artifact."""
         self.outbox.append(partial(self._log_params, flat_params(config)))
-        self.outbox.append(partial(self._log_text, config_text(config), CONFIG_ARTIFACT))
+        self.add_text(config_text(config), CONFIG_ARTIFACT)
 
     def add_engines(self, engines: Mapping[str, str]) -> None:
         """Queue a tag for each engine not tagged yet; `engines` maps addresses to names."""
@@ -76,6 +81,14 @@ class MLflowRun:
         """Queue one point per raw name, all at `step` and now."""
         if values:
             self.outbox.append(partial(self._log_metrics, dict(values), _now_ms(), step))
+        renamed = {clean_name(name): name for name in values if clean_name(name) != name}
+        if not renamed.keys() <= self._renamed.keys():
+            self._renamed |= renamed
+            self.add_text(json.dumps(self._renamed, indent=2, sort_keys=True), NAMES_ARTIFACT)
+
+    def add_text(self, text: str, artifact: str) -> None:
+        """Queue one text file, which replaces the artifact of that name."""
+        self.outbox.append(partial(self._log_text, text, artifact))
 
     def may_pass(self, error: Exception) -> bool:
         """Whether the same call can succeed later: the server is away, overloaded or does not know us (yet)."""

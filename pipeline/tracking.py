@@ -21,8 +21,10 @@ from typing import Any, Self, SupportsFloat, get_args
 from pipeline.metric_window import RunMetrics
 from pipeline.mlflow_run import MLflowRun, RunStatus, mlflow_settings
 from pipeline.run_params import redact
+from pipeline.transcript import render_episode
+from pipeline.transcript_sample import TranscriptSample
 from tasks.contracts import EngineFigures, Episode
-from tasks.errors import ConfigError, boundary
+from tasks.errors import ConfigError, DatasetError, boundary
 
 logger = logging.getLogger("selfplay.tracking")
 
@@ -99,8 +101,9 @@ class NullTracker(BaseTracker):
 class MLflowTracker(BaseTracker):
     """Reports to an MLflow run of its own; a run that the user has open is left alone.
 
-    Metrics are those of `pipeline.metric_window`, one point per name and window, at the number of games finished. The
-    configuration is there as parameters and as the artifact `config.yaml`.
+    Metrics are those of `pipeline.metric_window`, one point per name and window, at the number of games finished; where
+    MLflow does not take a name, the artifact `metric_names.json` has it. The configuration is there as parameters and
+    as the artifact `config.yaml`, a few games of each lane as `transcripts/` (`pipeline.transcript_sample`).
 
     A thread makes every MLflow call. One that fails is a warning (logger `selfplay.tracking`, at most one a minute) and
     is tried again; meanwhile the window grows longer, so that nothing is lost while the server is away and memory stays
@@ -128,6 +131,7 @@ class MLflowTracker(BaseTracker):
         self._run = MLflowRun(*_place(uri, run_dir), experiment, run_name)
         self._window_s = window_s
         self._metrics = RunMetrics(time.monotonic())
+        self._transcripts = TranscriptSample()
         self._lock = threading.Lock()
         self._status: RunStatus | None = None
         self._stop = threading.Event()
@@ -152,10 +156,11 @@ class MLflowTracker(BaseTracker):
                 self._run.add_config(config)
 
     def log_episode(self, episode: Episode) -> None:
-        """Add one finished game to the window."""
+        """Add one finished game to the window, and perhaps to the transcripts."""
         with self._lock:
             if self._status is None:
                 self._metrics.add_episode(episode)
+                self._transcripts.add(episode)
 
     def log_engine(self, figures: EngineFigures) -> None:
         """Add an engine's report to the window; the run's tag `engine_0` holds the first one's worker address."""
@@ -209,8 +214,11 @@ class MLflowTracker(BaseTracker):
         with self._lock:
             values = self._metrics.close(time.monotonic())
             step, engines = self._metrics.episodes, dict(self._metrics.engines)
+            sampled = self._transcripts.take_new()
         self._run.add_engines(engines)
         self._run.add_metrics(values, step)
+        for artifact, episode in sampled.items():
+            self._run.add_text(_transcript(episode), artifact)
         return self._send()
 
     def _send(self) -> bool:
@@ -251,6 +259,13 @@ class _Trouble:
         written = f"{self.given_up} were given up" if self.all_written else "the run's last metrics are missing"
         closed = "" if self.closed else ", and the run is not closed there"
         return f"MLflow: {self.failures} calls failed, {written}{closed}. Last error: {self._last}"
+
+
+def _transcript(episode: Episode) -> str:
+    try:
+        return redact(render_episode(episode)) + "\n"
+    except DatasetError as error:
+        return f"Game {episode.spec.game_id} cannot be shown: {error}\n"
 
 
 def _place(uri: str | None, run_dir: Path | None) -> tuple[str, Path | None]:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.model_registry import ModelRegistry
+from tasks.contracts import Episode
 from tasks.errors import DatasetError
-from tasks.shards import read_episodes, read_steps
+from tasks.shards import episodes_table, read_episodes, read_steps, steps_table
 
 _Row = Mapping[str, Any]
 
@@ -77,6 +78,19 @@ def render_game(run_dir: str | Path, game_id: str) -> str:
         raise DatasetError(_no_such_game(run_dir, game_id, ids))
     game = episodes.slice(ids.index(game_id), 1).to_pylist()[0]
     steps = read_steps(run_dir, game_id=game_id).sort_by("step_index").to_pylist()
+    return _rendered(game, steps)
+
+
+def render_episode(episode: Episode) -> str:
+    """One game as `render_game` shows it, before it is stored.
+
+    Raises `DatasetError` on a value that could not be stored.
+    """
+    (game,) = episodes_table([episode]).to_pylist()
+    return _rendered(game, steps_table([episode]).to_pylist())
+
+
+def _rendered(game: _Row, steps: Sequence[_Row]) -> str:
     return _printable("\n\n".join([_opening(game), *(_turn(step) for step in steps), _ending(game)]))
 
 

@@ -23,10 +23,25 @@ POLICY = ModelRef("policy@0", ModelKind.ENGINE, policy_version=0)
 RANDOM = ModelRef("scripted:random", ModelKind.SCRIPTED)
 
 
-def step(player_id: int, *, tokens: int = 3, stopped: str | None = "stop", ok: bool = True, bad: bool = False) -> Step:
-    """One decision; `stopped` None is a scripted player's."""
-    choice = Choice("[a]", "a", format_ok=ok, completion_ids=tuple(range(tokens)), finish_reason=stopped)
-    return Step(index=0, player_id=player_id, observation="?", choice=choice, illegal=bad)
+def step(
+    player_id: int,
+    *,
+    tokens: int = 3,
+    prompt: int = 5,
+    stopped: str | None = "stop",
+    ok: bool = True,
+    bad: bool = False,
+    **choice: Any,
+) -> Step:
+    """One decision of an engine's model; `choice` sets further fields of it."""
+    ids = {"prompt_ids": tuple(range(prompt)), "completion_ids": tuple(range(tokens))}
+    chosen = Choice("[a]", "a", format_ok=ok, finish_reason=stopped, **ids, **choice)
+    return Step(index=0, player_id=player_id, observation="?", choice=chosen, illegal=bad)
+
+
+def scripted(player_id: int, *, ok: bool = True, bad: bool = False) -> Step:
+    """One decision of a scripted player, which has no tokens and no reason to stop."""
+    return step(player_id, tokens=0, prompt=0, stopped=None, ok=ok, bad=bad)
 
 
 def game(models: tuple[ModelRef, ...] = (POLICY, POLICY), *, mode: Mode = Mode.TRAIN, **ending: Any) -> Episode:

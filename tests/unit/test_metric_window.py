@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.metric_window import MetricWindow, RunMetrics
 from tasks.contracts import EngineState, Episode, Mode, Status
-from tests.unit.metric_games import POLICY, RANDOM, engine, game, step
+from tests.unit.metric_games import POLICY, RANDOM, engine, game, scripted, step
 
 
 def metrics_of(*episodes: Episode) -> dict[str, float]:
@@ -69,10 +69,12 @@ def test_a_mirror_game_by_player() -> None:
         "train/Kuhn/draw_rate/player_1": 0.5,
         "train/Kuhn/loss_rate/player_1": 0.5,
         "train/Kuhn/forfeit_win_rate/player_1": 0.0,
-        "train/Kuhn/response_tokens": 3.0,
-        "train/Kuhn/format_success": 1.0,
-        "train/Kuhn/illegal_rate": 0.0,
-        "train/Kuhn/length_stop_rate": 0.0,
+        "train/Kuhn/turns/actor": 1.0,
+        "train/Kuhn/observation_tokens/actor": 5.0,
+        "train/Kuhn/response_tokens/actor": 3.0,
+        "train/Kuhn/format_success/actor": 1.0,
+        "train/Kuhn/illegal_rate/actor": 0.0,
+        "train/Kuhn/length_stop_rate/actor": 0.0,
     }
 
 
@@ -108,21 +110,72 @@ def test_a_single_player_is_solved_or_not() -> None:
     assert not any("win_rate" in name for name in values)
 
 
-def test_decisions_are_the_actors_and_tokens_the_engines() -> None:
+def test_decisions_count_for_the_role_that_made_them() -> None:
     steps = (
-        step(0, tokens=10, stopped="length", ok=False, bad=True),
-        step(0, tokens=2),
-        step(1, tokens=0, stopped=None, ok=False, bad=True),
+        step(0, tokens=10, prompt=7, stopped="length", ok=False, bad=True),
+        step(0, tokens=2, prompt=9),
+        step(1, tokens=4, prompt=20),
+        step(1, tokens=4, prompt=20, stopped="length"),
+        step(1, tokens=4, prompt=50, ok=False),
+        step(1, tokens=4, prompt=30, bad=True),
     )
     values = metrics_of(game((POLICY, RANDOM), steps=steps))
-    assert values["train/Kuhn/response_tokens"] == 6.0
-    assert values["train/Kuhn/length_stop_rate"] == 0.5
-    assert values["train/Kuhn/format_success"] == 0.5
-    assert values["train/Kuhn/illegal_rate"] == 0.5
-    scripted = metrics_of(game(steps=(step(0, tokens=0, stopped=None),)))
-    assert scripted["train/Kuhn/format_success"] == 1.0
-    assert "train/Kuhn/response_tokens" not in scripted
-    assert "train/Kuhn/length_stop_rate" not in scripted
+    assert values["train/Kuhn/turns"] == 6.0
+    assert {name: value for name, value in values.items() if name.endswith("/actor") and "reward" not in name} == {
+        "train/Kuhn/turns/actor": 2.0,
+        "train/Kuhn/observation_tokens/actor": 8.0,
+        "train/Kuhn/response_tokens/actor": 6.0,
+        "train/Kuhn/length_stop_rate/actor": 0.5,
+        "train/Kuhn/format_success/actor": 0.5,
+        "train/Kuhn/illegal_rate/actor": 0.5,
+        "train/Kuhn/win_rate/actor": 1.0,
+        "train/Kuhn/draw_rate/actor": 0.0,
+        "train/Kuhn/loss_rate/actor": 0.0,
+        "train/Kuhn/forfeit_win_rate/actor": 0.0,
+    }
+    assert values["train/Kuhn/turns/opponent"] == 4.0
+    assert values["train/Kuhn/observation_tokens/opponent"] == 30.0
+    assert values["train/Kuhn/response_tokens/opponent"] == 4.0
+    assert values["train/Kuhn/length_stop_rate/opponent"] == 0.25
+    assert values["train/Kuhn/format_success/opponent"] == 0.75
+    assert values["train/Kuhn/illegal_rate/opponent"] == 0.25
+
+
+def test_turns_of_a_role_are_those_of_one_player() -> None:
+    values = metrics_of(game((POLICY, RANDOM, RANDOM), rewards=(1.0, 0.0, 0.0), steps=(step(0), step(1), step(2))))
+    assert values["train/Kuhn/turns"] == 3.0
+    assert values["train/Kuhn/turns/actor"] == 1.0
+    assert values["train/Kuhn/turns/opponent"] == 1.0
+
+
+def test_scripted_players_have_neither_tokens_nor_a_reason_to_stop() -> None:
+    values = metrics_of(game((POLICY, RANDOM), steps=(step(0), scripted(1, ok=False))))
+    assert values["train/Kuhn/format_success/opponent"] == 0.0
+    assert not [name for name in values if name.endswith("/opponent") and ("tokens" in name or "stop" in name)]
+
+
+def test_an_endpoints_tokens_are_as_many_as_it_says() -> None:
+    told = step(1, tokens=0, prompt=0, generated_tokens=40)
+    untold = step(1, tokens=0, prompt=0, stopped="length")
+    values = metrics_of(game((POLICY, RANDOM), steps=(told, untold)))
+    assert values["train/Kuhn/response_tokens/opponent"] == 40.0
+    assert values["train/Kuhn/length_stop_rate/opponent"] == 0.5
+    assert "train/Kuhn/observation_tokens/opponent" not in values
+
+
+def test_failures_count_by_the_type_of_their_error() -> None:
+    def failed(reason: str) -> Episode:
+        return game(status=Status.FAILED, rewards=None, steps=(), reason=reason)
+
+    values = metrics_of(failed("KeyError: 'a'"), failed("KeyError: 'b'"), failed("worker tcp://a:1 left (3 attempts)"))
+    assert values["train/Kuhn/failures/KeyError"] == 2.0
+    assert values["train/Kuhn/failures/worker_left"] == 1.0
+    many = metrics_of(*(failed(f"Error{number}: no") for number in range(30)), failed("Error3: no"))
+    kinds = [name for name in many if "/failures/" in name]
+    assert len(kinds) == 21
+    assert many["train/Kuhn/failures/Error3"] == 2.0
+    assert many["train/Kuhn/failures/other"] == 10.0
+    assert not [name for name in metrics_of(game(reason="KeyError: 'a'")) if "failures" in name]
 
 
 def test_a_game_without_an_end_counts_by_its_status() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,11 @@ from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
 from pipeline import tracking
-from pipeline.mlflow_run import MLflowRun, mlflow_settings
+from pipeline.mlflow_run import NAMES_ARTIFACT, MLflowRun, mlflow_settings
 from pipeline.tracking import BaseTracker, MLflowTracker, NullTracker, RunStatus
-from tasks.contracts import EngineFigures, Episode
+from tasks.contracts import EngineFigures, Episode, Mode
 from tasks.errors import ConfigError
-from tests.unit.metric_games import engine, game
+from tests.unit.metric_games import engine, game, step
 
 EXPERIMENT = "selfplay"
 
@@ -99,6 +101,46 @@ def test_a_run_in_its_own_folder_holds_configuration_and_metrics(
     assert "hunter2" not in artifact.read_text()
     assert "Creating initial MLflow database tables" not in capfd.readouterr().err
     assert warnings_of(caplog) == []
+
+
+def test_names_that_people_give_their_metrics_survive(store: str) -> None:
+    names = ("timing(s)/gen", "mean@8", "win[0]", "win(0)", "win{0}", "größe:1", "a//b", "../up", "plain")
+    with MLflowTracker(store, EXPERIMENT, "names") as tracker:
+        tracker.log_collection({name: value for value, name in enumerate(names)})
+        tracker.log_collection({"nonsense[1]": None})
+    assert tracker.run_id is not None
+    client, metrics = MlflowClient(store), read_run(store, tracker).data.metrics
+    assert metrics["collection/plain"] == names.index("plain")
+    local = client.download_artifacts(tracker.run_id, NAMES_ARTIFACT)
+    raw_names = json.loads(Path(local).read_text())
+    found = {raw_names.get(name, name): value for name, value in metrics.items()}
+    expected = {f"collection/{name}": float(value) for value, name in enumerate(names)}
+    assert found == {**expected, "nonfinite/collection/nonsense[1]": 1.0}
+    for name in metrics:
+        assert [point.value for point in client.get_metric_history(tracker.run_id, name)] == [metrics[name]]
+
+
+def test_a_few_games_are_there_as_transcripts_without_secrets(store: str) -> None:
+    def said(number: int) -> Episode:
+        spec = replace(game().spec, game_id=f"game-{number}")
+        asked = replace(step(0), observation=f"fetch https://me:hunter2@host/{number}")
+        return replace(game(steps=(asked, step(1))), spec=spec)
+
+    with MLflowTracker(store, EXPERIMENT, "transcripts") as tracker:
+        for number in range(50):
+            tracker.log_episode(said(number))
+        tracker.log_episode(game(mode=Mode.EVAL))
+        tracker.log_episode(game(mode=Mode.EVAL, player_info=(3, 4)))
+    assert tracker.run_id is not None
+    client = MlflowClient(store)
+    paths = [artifact.path for artifact in client.list_artifacts(tracker.run_id, "transcripts")]
+    assert paths == [f"transcripts/{name}.txt" for name in ("eval-0", "eval-1", *(f"train-{i}" for i in range(5)))]
+    texts = [Path(client.download_artifacts(tracker.run_id, path)).read_text() for path in paths]
+    assert texts[0].startswith("Game game of run run\nKuhn, eval, seed 1, attempt 0\nplayer 0: policy@0 (actor")
+    assert "saw:\n    ?\nsaid (stop, 0 tokens, 0.00 s):\n    a\n" in texts[0]
+    assert texts[1].startswith("Game game cannot be shown: column 'player_info' takes list")
+    assert all("fetch https://***@host/" in text for text in texts[2:])
+    assert len(set(texts)) == 7, "each place holds another game"
 
 
 def test_the_x_axis_is_games_finished_one_point_a_window(store: str) -> None:
