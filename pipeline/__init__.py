@@ -5,7 +5,8 @@
 3. `placement` names the engine that plays it; `game_futures` submits it there as a Dask future; `engine_pool` starts
    the engines and watches them.
 4. `game_scheduler` is the loop: submit what there is room for, deal with every event, end every game as one episode.
-5. `episode_store` keeps all episodes as Parquet; `replay` holds what the learner draws from and says when to stop;
+5. `episode_store` keeps all episodes as Parquet; `groups` hands those that can be learned from to `replay`, which holds
+   what the learner draws from and says when to stop;
    `model_registry` keeps the results and the `ratings`; `tracking` tells MLflow.
 6. `ledger` holds the books behind `summary.json`; `progress` and `report` show them; `transcript` reads a run back.
 

@@ -65,7 +65,9 @@ class CollectConfig(Settings):
 
     `num_train_workers` and `num_eval_workers` are the most games of each kind in flight; up to the share `prefetch`
     more wait in line. `action_sampler` is that of evaluation games. A game whose worker or engine died is played again
-    up to `retries` times.
+    up to `retries` times. Each training game is played `group_size` times, one environment, seed and seating with
+    replies sampled anew; a group of which some game has nothing to learn from reaches the buffer without that
+    (`incomplete_groups` `deliver`) or not at all (`drop`).
     """
 
     num_train_workers: int = Field(default=8, ge=1)
@@ -74,6 +76,8 @@ class CollectConfig(Settings):
     prefetch: float = Field(default=0.25, ge=0)
     retries: int = Field(default=2, ge=0)
     max_consecutive_failures: int = Field(default=20, ge=1)
+    group_size: int = Field(default=1, ge=1)
+    incomplete_groups: Literal["deliver", "drop"] = "deliver"
 
 
 class StopConfig(Settings):

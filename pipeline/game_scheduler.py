@@ -10,7 +10,7 @@ import random
 import time
 import uuid
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -26,6 +26,7 @@ from pipeline.environments import check_environments_of
 from pipeline.episode_store import BaseEpisodeStore
 from pipeline.game_futures import EngineReported, Event, GameEnded, GameLost
 from pipeline.game_specs import SpecBuilder
+from pipeline.groups import GroupGate, IncompleteGroups
 from pipeline.interrupts import Interrupts
 from pipeline.ledger import Ledger, Snapshot
 from pipeline.model_samplers import BaseModelSampler
@@ -37,24 +38,26 @@ from tasks.errors import ConfigError, TooManyFailuresError, boundary
 
 TICK_S = 0.25
 CANCEL_GRACE_S = 10.0
-# What a buffer is shown; whether it keeps truncated games, which pay nothing, is its own policy.
-BUFFERED = frozenset({Status.COMPLETED, Status.ILLEGAL_MOVE, Status.TRUNCATED})
 GAUGES_EVERY_S = 1.0
 
 
 @dataclass(frozen=True)
 class SchedulerOptions:
-    """How the scheduler bears with trouble.
+    """How the scheduler bears with trouble, and how often it plays each training game.
 
     Args:
         prefetch: games queued beyond the quota, as a share of it, so that no slot waits for the driver.
         retries: how often a game whose worker or engine died is played again.
         max_consecutive_failures: failed games in a row that end the run.
+        group_size: how often each training game is played, with the same seed and players and replies sampled anew.
+        incomplete_groups: whether the buffer gets what is left of a group that lost some game, or nothing of it.
     """
 
     prefetch: float = 0.25
     retries: int = 2
     max_consecutive_failures: int = 20
+    group_size: int = 1
+    incomplete_groups: IncompleteGroups = "deliver"
 
 
 class GameScheduler:
@@ -106,9 +109,11 @@ class GameScheduler:
         self._options = options or SchedulerOptions()
         self._client = client
         self._seed = seed
-        self._specs = SpecBuilder(self.run_id, self._vllm, env_sampler, model_sampler, action_sampler, seed)
+        group_size = self._options.group_size
+        self._gate = GroupGate(buffer, group_size, self._options.incomplete_groups)
+        self._specs = SpecBuilder(self.run_id, self._vllm, env_sampler, model_sampler, action_sampler, seed, group_size)
         self._kept_pool: EnginePool | None = None
-        self._again: dict[Mode, deque[GameSpec]] = {mode: deque() for mode in Mode}
+        self._waiting: dict[Mode, deque[GameSpec]] = {mode: deque() for mode in Mode}
         self._events: deque[Event] = deque()
         self._failures_in_a_row = 0
         self._gauges_at = 0.0
@@ -141,7 +146,8 @@ class GameScheduler:
             ConfigError: a quota out of range.
             TooManyFailuresError: the budget of consecutive failures is spent.
             EngineStartError, ClusterError: no engine is left to play on.
-            KeyboardInterrupt: after Ctrl-C, once the games in flight are in (or cancelled, after a second one).
+            KeyboardInterrupt: after Ctrl-C, once the games in flight and the rest of their groups are in (or cancelled,
+                after a second one).
         """
         quotas = self._check_quotas(num_train_workers, num_eval_workers or 0)
         with ExitStack() as stack:
@@ -152,13 +158,17 @@ class GameScheduler:
                 self._play(pool, interrupts)
             except BaseException as error:
                 self.ledger.stopped_by = f"{type(error).__name__}: {error}"
-                self._cancel_all(pool)
+                cancelled = self._cancel_all(pool)
+                # The error that ended the collection is the one to raise, not what the buffer now says of the rest.
+                with boundary():
+                    self._offer(cancelled)
                 raise
             finally:
                 if self.snapshot is not None:
                     self.snapshot = replace(self.snapshot, stage="stopping engines")
                 self.ledger.finished_at = time.time()
                 self.ledger.engines = dict(pool.figures)
+                self.ledger.groups = self._gate.counts()
                 if self._store is not None:
                     self._store.flush()
             if interrupts.draining:
@@ -182,7 +192,7 @@ class GameScheduler:
             stopping = interrupts.draining or (bool(pool.ready) and not self._buffer.continue_collection())
             self._submit(pool, new_games=not stopping)
             self._report(pool)
-            if stopping and not len(pool.games) and not any(self._again.values()):
+            if stopping and not len(pool.games) and not any(self._waiting.values()):
                 break
             self._events.extend(pool.games.events(TICK_S))
             while self._events:
@@ -191,22 +201,26 @@ class GameScheduler:
                 self._deal_with(event)
             pool.check()
         else:
-            self._cancel_all(pool)
+            self._offer(self._cancel_all(pool))
         self.ledger.stopped_by = {0: "buffer", 1: "interrupt"}.get(interrupts.count, "cancel")
 
     def _submit(self, pool: EnginePool, *, new_games: bool) -> None:
         batch: dict[str, list[GameSpec]] = defaultdict(list)
-        for lane in LANES_BY_PRIORITY:
-            for _ in range(pool.balancer.room(lane)):
-                if self._again[lane]:
-                    spec = self._again[lane].popleft()
-                elif new_games:
-                    spec = self._specs.train() if lane is Mode.TRAIN else self._specs.evaluation()
-                    self.ledger.submit([spec])
-                else:
-                    break
-                batch[pool.balancer.place(lane)].append(spec)
-        pool.games.submit(batch)
+        try:
+            for lane in LANES_BY_PRIORITY:
+                for _ in range(pool.balancer.room(lane)):
+                    waiting = self._waiting[lane]
+                    if not waiting and new_games:
+                        # A group is begun as a whole, and finished: what there is no room for yet waits its turn.
+                        specs = self._specs.train_group() if lane is Mode.TRAIN else [self._specs.evaluation()]
+                        self.ledger.submit(specs)
+                        waiting.extend(specs)
+                    if not waiting:
+                        break
+                    batch[pool.balancer.place(lane)].append(waiting.popleft())
+        finally:
+            # An error of the user's sampler must not lose the games that were placed before it.
+            pool.games.submit(batch)
 
     def _deal_with(self, event: Event) -> None:
         match event:
@@ -217,7 +231,7 @@ class GameScheduler:
             case GameLost(spec, _, reason):
                 if spec.attempt < self._options.retries:
                     self.ledger.retry()
-                    self._again[spec.mode].append(replace(spec, attempt=spec.attempt + 1))
+                    self._waiting[spec.mode].append(replace(spec, attempt=spec.attempt + 1))
                 else:
                     self._finish(_unplayed(spec, Status.FAILED, f"{reason} ({spec.attempt + 1} attempts)"))
 
@@ -226,18 +240,22 @@ class GameScheduler:
         self._record(episode)
         self._model_sampler.registry.record(episode)
         self._model_sampler.update(episode)
-        if episode.spec.mode is Mode.TRAIN and episode.status in BUFFERED:
-            self._give_to_buffer(episode)
+        self._offer([episode])
+        if episode.spec.mode is Mode.TRAIN and episode.rewards is not None:
+            self._tell_env_sampler(episode)
         self._watch_failures(episode)
 
-    def _give_to_buffer(self, episode: Episode) -> None:
+    def _offer(self, episodes: Iterable[Episode]) -> None:
+        """Let the buffer have what there is to learn from games that ended, as soon as their groups are whole."""
+        for episode in episodes:
+            if episode.spec.mode is Mode.TRAIN:
+                self._gate.add(episode)
+
+    def _tell_env_sampler(self, episode: Episode) -> None:
         earned: dict[Role, list[float]] = defaultdict(list)
-        for agent in episode.spec.agents:
-            trajectory = episode.trajectory(agent.player_id)
-            if trajectory.final_reward is not None:
-                earned[agent.role].append(trajectory.final_reward)
-            if agent.role is Role.ACTOR:
-                self._buffer.add_player_trajectory(trajectory, episode.spec.env_id)
+        for agent, reward in zip(episode.spec.agents, episode.rewards or (), strict=True):
+            if reward is not None:
+                earned[agent.role].append(reward)
         if earned[Role.ACTOR]:
             opponents = earned[Role.OPPONENT]
             self._env_sampler.update(fmean(earned[Role.ACTOR]), fmean(opponents) if opponents else None)
@@ -254,11 +272,16 @@ class GameScheduler:
                 "Look at `reason` in the episodes' shards; `selfplay show RUN` lists them"
             )
 
-    def _cancel_all(self, pool: EnginePool) -> None:
-        """End every game that is out and record it; what does not answer in time is recorded as never played."""
-        waiting = [spec for queue in self._again.values() for spec in queue]
-        for queue in self._again.values():
+    def _cancel_all(self, pool: EnginePool) -> list[Episode]:
+        """End every game that is out and record it; what does not answer in time is recorded as never played.
+
+        Returns:
+            What was recorded: the buffer has not seen it yet.
+        """
+        waiting = [spec for queue in self._waiting.values() for spec in queue]
+        for queue in self._waiting.values():
             queue.clear()
+        ended: list[Episode] = []
         deadline = time.monotonic() + CANCEL_GRACE_S
         # A cluster that is gone must not keep the games of its driver from being recorded.
         with boundary() as cluster:
@@ -269,6 +292,7 @@ class GameScheduler:
                 event = self._events.popleft()
                 if isinstance(event, GameEnded):
                     self._record(event.episode)
+                    ended.append(event.episode)
                 elif isinstance(event, GameLost):
                     waiting.append(event.spec)
             if not len(pool.games) or cluster.error is not None or time.monotonic() > deadline:
@@ -276,9 +300,12 @@ class GameScheduler:
             with boundary() as cluster:
                 self._events.extend(pool.games.events(TICK_S))
         for spec in waiting + pool.games.specs:
-            self._record(_unplayed(spec, Status.CANCELLED, "cancelled before it was played to its end"))
+            never = _unplayed(spec, Status.CANCELLED, "cancelled before it was played to its end")
+            self._record(never)
+            ended.append(never)
         with boundary():
             pool.games.abandon()
+        return ended
 
     def _record(self, episode: Episode) -> None:
         self.ledger.finish(episode)

@@ -10,6 +10,7 @@ import itertools
 import random
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from pipeline.config import ApiOpponent, EvalEnvSpec, TrainEnvSpec, VLLMConfig
 from pipeline.env_samplers import BaseEnvSampler
@@ -30,6 +31,7 @@ class SpecBuilder:
         model_sampler: the current checkpoint and training opponents.
         action_sampler: how the policy chooses among completions in evaluation; in training it is always `default`.
         seed: of game seeds and of who sits where.
+        group_size: how often each training game is played.
 
     Raises:
         ConfigError: an evaluation opponent does not exist, or needs an engine or LoRA that the run does not have.
@@ -44,12 +46,14 @@ class SpecBuilder:
         model_sampler: BaseModelSampler,
         action_sampler: str,
         seed: int,
+        group_size: int = 1,
     ) -> None:
         self._run_id = run_id
         self._vllm = vllm
         self._env_sampler = env_sampler
         self._model_sampler = model_sampler
         self._eval_action_sampler = action_sampler
+        self._group_size = group_size
         self._train_seeds = random.Random(f"training games {seed}")
         self._eval_seeds = random.Random(f"evaluation games {seed}")
         self._seats = random.Random(f"seats {seed}")
@@ -79,6 +83,18 @@ class SpecBuilder:
             for seat in range(env.num_players)
         ]
         return self._spec(Mode.TRAIN, env, self._train_seeds.getrandbits(SEED_BITS), agents)
+
+    def train_group(self) -> list[GameSpec]:
+        """The next training game as often as a group has games: the same but for their ids and places in the group.
+
+        Raises:
+            ConfigError: the model sampler chose a model that this run cannot play.
+        """
+        first = self.train()
+        copies = (
+            replace(first, game_id=self._next_id(Mode.TRAIN), group_index=index) for index in range(1, self._group_size)
+        )
+        return [first, *copies]
 
     def evaluation(self) -> GameSpec:
         """The next evaluation game: the policy against the environment's fixed opponent.
@@ -110,7 +126,7 @@ class SpecBuilder:
             yield env, seed, frozenset((first + step) % players for step in range(actors))
 
     def _spec(self, mode: Mode, env: TrainEnvSpec | EvalEnvSpec, seed: int, agents: list[AgentSpec]) -> GameSpec:
-        game_id = f"{mode}-{next(self._numbers[mode]):06d}"
+        game_id = self._next_id(mode)
         return GameSpec(
             run_id=self._run_id,
             game_id=game_id,
@@ -125,6 +141,9 @@ class SpecBuilder:
             max_turns=env.max_turns,
             time_limit_s=env.time_limit_s,
         )
+
+    def _next_id(self, mode: Mode) -> str:
+        return f"{mode}-{next(self._numbers[mode]):06d}"
 
     def _agent(
         self, env: TrainEnvSpec | EvalEnvSpec, seat: int, role: Role, model: ModelRef, action_sampler: str = "default"

@@ -145,7 +145,13 @@ def _scheduler(
         client=client,
         store=store,
         seed=config.seed,
-        options=SchedulerOptions(collect.prefetch, collect.retries, collect.max_consecutive_failures),
+        options=SchedulerOptions(
+            prefetch=collect.prefetch,
+            retries=collect.retries,
+            max_consecutive_failures=collect.max_consecutive_failures,
+            group_size=collect.group_size,
+            incomplete_groups=collect.incomplete_groups,
+        ),
     )
 
 

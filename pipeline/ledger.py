@@ -121,6 +121,7 @@ class Ledger:
         self.environments: dict[tuple[str, str], EnvironmentTally] = {}
         self.engines: dict[str, EngineFigures] = {}
         self.buffer: dict[str, Any] = {}
+        self.groups: dict[str, int] = {}
 
     def submit(self, specs: Iterable[GameSpec]) -> None:
         """Games go out for the first time; later attempts are the same game."""
@@ -184,6 +185,7 @@ class Ledger:
             "environments": [asdict(tally) for _, tally in sorted(self.environments.items())],
             "engines": [asdict(figures) for _, figures in sorted(self.engines.items())],
             "buffer": self.buffer,
+            "groups": self.groups,
         }
 
     def write(self, path: Path) -> None:

@@ -18,7 +18,11 @@ TRAINABLE = frozenset({Status.COMPLETED, Status.ILLEGAL_MOVE})
 
 @runtime_checkable
 class ReplayBuffer(Protocol):
-    """What `GameScheduler` needs of a buffer; a user's own needs no more than this."""
+    """What `GameScheduler` needs of a buffer; a user's own needs no more than this.
+
+    One that does not take games of every status it is shown (`completed`, `illegal_move`, `truncated`) may have an
+    attribute `accepted`, a frozenset of those it takes; a group's games are counted by it.
+    """
 
     def add_player_trajectory(self, trajectory: Trajectory, env_id: str) -> None:
         """Take what one learning player did in one training game, and what it earned."""
@@ -51,7 +55,10 @@ class StopConditions:
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """One decision to learn from, with what its game says about it. `reward` is the player's final reward."""
+    """One decision to learn from, with what its game says about it. `reward` is the player's final reward.
+
+    Of the `group_size` games of its group, `group_delivered` gave the player something to learn from.
+    """
 
     step: Step
     reward: float
@@ -60,6 +67,8 @@ class TrainingStep:
     game_id: str
     group_id: str
     status: Status
+    group_size: int = 1
+    group_delivered: int = 1
 
 
 @dataclass(frozen=True)
@@ -115,7 +124,7 @@ class StepBuffer:
             raise ConfigError(f"buffer.truncated is {truncated!r}: expected 'drop' or 'keep'")
         self._capacity = capacity
         self._conditions = stop or StopConditions()
-        self._accepted = TRAINABLE | {Status.TRUNCATED} if truncated == "keep" else TRAINABLE
+        self.accepted = TRAINABLE | {Status.TRUNCATED} if truncated == "keep" else TRAINABLE
         self._rng = random.Random(f"replay buffer {seed}")
         self._clock = clock
         self._lock = threading.RLock()
@@ -129,7 +138,7 @@ class StepBuffer:
         """Take the steps of one player, each with the player's final reward; also after collecting has stopped."""
         with self._lock:
             reward = 0.0 if trajectory.status is Status.TRUNCATED else trajectory.final_reward
-            if trajectory.status not in self._accepted or reward is None:
+            if trajectory.status not in self.accepted or reward is None:
                 self._skipped += len(trajectory.steps)
                 return
             self._games.add(trajectory.game_id)
@@ -146,6 +155,8 @@ class StepBuffer:
                         game_id=trajectory.game_id,
                         group_id=trajectory.group_id,
                         status=trajectory.status,
+                        group_size=trajectory.group_size,
+                        group_delivered=trajectory.group_delivered,
                     )
                 )
 

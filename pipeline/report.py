@@ -52,6 +52,10 @@ def print_report(ledger: Ledger, run_dir: Path, tracking_uri: str, console: Cons
     ends = {status: sum(ledger.statuses[mode][status] for mode in Mode) for status in Status}
     told = ", ".join(f"{count} {status.value}" for status, count in ends.items() if count)
     console.print(f"{total} games submitted: {told or 'none ended'}", highlight=False)
+    groups = ledger.groups
+    if groups.get("size", 1) > 1:
+        told = ", ".join(f"{groups[name]} {name}" for name in ("complete", "incomplete", "dropped"))
+        console.print(f"groups of {groups['size']} games: {told}", highlight=False)
     if ledger.generated_tokens:
         rate = f"{ledger.generated_tokens} tokens generated, {ledger.tokens_per_s:.0f} tokens/s"
         console.print(rate, highlight=False)

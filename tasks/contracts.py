@@ -224,7 +224,9 @@ class Step:
 class Trajectory:
     """One player's steps in one game, with what they earned.
 
-    `final_reward` is the environment's raw value; None where it paid none, as in a truncated game.
+    `final_reward` is the environment's raw value; None where it paid none, as in a truncated game. On its way to the
+    buffer it learns of its group: `group_size` games were played, `group_delivered` of them gave this player something
+    to learn from.
     """
 
     game_id: str
@@ -234,6 +236,8 @@ class Trajectory:
     status: Status
     final_reward: float | None
     steps: tuple[Step, ...]
+    group_size: int = 1
+    group_delivered: int = 1
 
 
 @dataclass(frozen=True)

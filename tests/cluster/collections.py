@@ -10,7 +10,7 @@ from typing import Any
 from distributed import Client
 
 from pipeline.config import EvalEnvSpec, TrainEnvSpec
-from pipeline.env_samplers import UniformEnvSampler
+from pipeline.env_samplers import BaseEnvSampler, UniformEnvSampler
 from pipeline.episode_store import EpisodeStore
 from pipeline.game_scheduler import GameScheduler, SchedulerOptions
 from pipeline.ledger import Ledger
@@ -53,6 +53,7 @@ def scheduler(
     buffer: ReplayBuffer | None = None,
     train: TrainEnvSpec | None = None,
     evaluation: EvalEnvSpec | None = None,
+    env_sampler: BaseEnvSampler | None = None,
     **options: Any,
 ) -> GameScheduler:
     """A scheduler that stops after `episodes` training games and keeps all in `run_dir`."""
@@ -62,7 +63,7 @@ def scheduler(
         NullTracker(),
         buffer or StepBuffer(stop=StopConditions(episodes=episodes)),
         MirrorSampler(ModelRegistry(policy)),
-        UniformEnvSampler([train or kuhn()], [evaluation] if evaluation else []),
+        env_sampler or UniformEnvSampler([train or kuhn()], [evaluation] if evaluation else []),
         client=client,
         store=EpisodeStore(run_dir),
         options=SchedulerOptions(**options),

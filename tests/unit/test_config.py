@@ -126,6 +126,9 @@ def refusal(file: Path, *overrides: str) -> list[str]:
             "vendor/model of OpenRouter or a mapping such as {api: model, base_url: ...}.",
         ),
         ("collect.num_train_workers=0", "collect.num_train_workers: got 0, expected a whole number of at least 1"),
+        ("collect.group_size=0", "collect.group_size: got 0, expected a whole number of at least 1"),
+        ("collect.incomplete_groups=keep", "collect.incomplete_groups: got 'keep', expected 'deliver' or 'drop'"),
+        ("models.k=0", "models.k: got 0, expected a whole number of at least 1"),
         (
             "collect.num_eval_workers=2",
             "collect.num_eval_workers: got 2 without evaluation environments, expected 0 or null, or entries in "

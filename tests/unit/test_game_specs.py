@@ -30,10 +30,13 @@ def builder(
     opponents: Sequence[str] = ("scripted:random", "scripted:first"),
     action_sampler: str = "majority",
     seed: int = 0,
+    group_size: int = 1,
 ) -> SpecBuilder:
     registry = ModelRegistry(vllm.policy())
     models = FixedSampler(registry, opponents, seed) if opponents else MirrorSampler(registry, seed)
-    return SpecBuilder("run", vllm, UniformEnvSampler(train, evaluation, seed), models, action_sampler, seed)
+    return SpecBuilder(
+        "run", vllm, UniformEnvSampler(train, evaluation, seed), models, action_sampler, seed, group_size
+    )
 
 
 def actor_seats(spec: GameSpec) -> tuple[int, ...]:
@@ -72,6 +75,25 @@ def test_games_are_numbered_by_lane_and_no_two_share_a_seed() -> None:
     assert len({spec.seed for spec in train}) == 200
     assert all(0 <= spec.seed < 2**63 for spec in train)
     assert all(spec.group_id == spec.game_id and spec.group_index == 0 and spec.attempt == 0 for spec in train)
+
+
+def test_a_group_is_one_game_several_times() -> None:
+    made, single = builder(group_size=3), builder()
+    for number in range(0, 60, 3):
+        group = made.train_group()
+        assert [spec.game_id for spec in group] == [f"train-{number + index:06d}" for index in range(3)]
+        assert [spec.group_index for spec in group] == [0, 1, 2]
+        assert {spec.group_id for spec in group} == {group[0].game_id}
+        first = single.train()
+        for spec in group:
+            assert (spec.seed, spec.env_id, spec.agents) == (first.seed, first.env_id, first.agents)
+    assert [spec.game_id for spec in builder().train_group()] == ["train-000000"]
+
+
+def test_groups_leave_evaluation_as_it_is() -> None:
+    made, single = builder(group_size=3), builder()
+    made.train_group()
+    assert [made.evaluation() for _ in range(10)] == [single.evaluation() for _ in range(10)]
 
 
 def test_a_spec_says_everything_its_environment_needs() -> None:

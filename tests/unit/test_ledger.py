@@ -93,6 +93,19 @@ def test_the_report_names_results_failures_and_where_to_look(tmp_path: Path) -> 
     assert "--backend-store-uri sqlite:///mlflow.db" in text
 
 
+def test_the_report_counts_groups_where_there_are_any(tmp_path: Path) -> None:
+    def report(groups: dict[str, int]) -> str:
+        ledger, out = Ledger("run"), io.StringIO()
+        ledger.groups = groups
+        assert ledger.summary()["groups"] == groups
+        print_report(ledger, tmp_path, "uri", Console(file=out, width=118))
+        return out.getvalue()
+
+    some = {"complete": 5, "incomplete": 1, "dropped": 2}
+    assert "groups of 4 games: 5 complete, 1 incomplete, 2 dropped\n" in report({"size": 4, **some})
+    assert "groups" not in report({"size": 1, **some})
+
+
 def snapshot(**changes: object) -> Snapshot:
     values: dict[str, object] = {
         "stage": "playing",
