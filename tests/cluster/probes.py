@@ -19,7 +19,7 @@ def worker_process() -> tuple[bool, str | None, str | None]:
 
 def eventually(found: Callable[[], Any]) -> Any:
     """What `found` returns once that is something; a file read half-written counts as nothing."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
             result = found()
@@ -28,4 +28,4 @@ def eventually(found: Callable[[], Any]) -> Any:
         if result:
             return result
         time.sleep(0.05)
-    raise TimeoutError("nothing came in 30 s")
+    raise TimeoutError("nothing came in 60 s")

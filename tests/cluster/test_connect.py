@@ -53,7 +53,7 @@ class Cluster:
 
     def wait_for_workers(self, count: int) -> None:
         with Client(self.address) as client:
-            client.wait_for_workers(count, timeout=30)
+            client.wait_for_workers(count, timeout=60)
 
 
 @pytest.fixture(scope="module")
