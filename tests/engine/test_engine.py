@@ -128,12 +128,10 @@ def test_a_prompt_one_token_short_of_the_context_is_answered_with_one_token(serv
     assert (len(completion.token_ids), reply.token_limit) == (1, 1)
 
 
-def test_a_stop_string_ends_the_completion_and_is_its_last_part(served: Served) -> None:
-    reply, completion = served.complete("move", max_tokens=200, stop=("a", "e", "i", "o", "u"))
+def test_a_stop_string_ends_the_completion_and_stays_in_it(served: Served) -> None:
+    _, completion = served.complete("move", max_tokens=200, stop=("a", "e", "i", "o", "u"))
     assert completion.finish_reason == "stop"
-    assert completion.text[-1] in "aeiou"
-    assert not set(completion.text[:-1]) & set("aeiou")
-    assert reply.token_limit == 200
+    assert [letter for letter in completion.text if letter in "aeiou"] == [completion.text[-1]]
 
 
 def test_load_counts_tokens_and_prefix_hits(served: Served) -> None:
