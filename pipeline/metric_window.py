@@ -203,7 +203,8 @@ class RunMetrics:
             self._window.mean(f"{prefix}/reward/player_{agent.player_id}", reward)
             self._window.mean(f"{prefix}/reward/{agent.role}", reward)
         if len(agents) == 1:
-            self._window.mean(f"{prefix}/solved_rate", solved(rewards[0]))
+            if rewards[0] is not None:
+                self._window.mean(f"{prefix}/solved_rate", solved(rewards[0]))
             return
         actors = {agent.model.uid for agent in agents if agent.role is Role.ACTOR}
         # Where the same model plays both sides, the rates by role say nothing.
