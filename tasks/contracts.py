@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from tasks.token_ids import shared
+
 
 class Mode(StrEnum):
     """Which lane a game belongs to."""
@@ -200,6 +202,12 @@ class Choice:
     def logprobs_ok(self) -> bool:
         """Whether every completion token has a finite log-probability; a step without is never trained on."""
         return len(self.logprobs) == len(self.completion_ids) and all(map(math.isfinite, self.logprobs))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take what was pickled; the ids' integers become shared ones."""
+        self.__dict__.update(
+            state, prompt_ids=shared(state["prompt_ids"]), completion_ids=shared(state["completion_ids"])
+        )
 
 
 @dataclass(frozen=True)

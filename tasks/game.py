@@ -18,16 +18,19 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, Protocol
 
-import textarena
-from textarena.envs.registration import ENV_REGISTRY
-from textarena.wrappers import LLMObservationWrapper
-
 from tasks.calls import EnvironmentCalls
 from tasks.contracts import GameSpec
 from tasks.errors import EnvironmentFault, boundary
 from tasks.json_text import to_json
+from tasks.lean_imports import without
 from tasks.names import nearest
 from tasks.randomness import GameGenerators, isolate
+
+# TextArena loads NLTK for its lists of words, and NLTK these where they are: 60 MB and a second in every process.
+with without("scipy", "sklearn"):
+    import textarena
+    from textarena.envs.registration import ENV_REGISTRY
+    from textarena.wrappers import LLMObservationWrapper
 
 _making: dict[str, threading.Lock] = {}  # by environment package, once it is isolated
 _ADVICE = "The game ends as failed; if it keeps happening, leave this environment out."
