@@ -82,6 +82,8 @@ class Progress:
 
 def describe(snapshot: Snapshot) -> str:
     """A collection in one line: games done, in flight, queued and failed, tokens per second, the policy's win rate."""
+    if not snapshot.in_flight and not any(snapshot.done.values()):
+        return snapshot.stage
     parts = [
         snapshot.stage,
         f"train {snapshot.done[Mode.TRAIN]} done",

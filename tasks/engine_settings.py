@@ -56,7 +56,10 @@ def set_environment(*, on_cpu: bool, environment: MutableMapping[str, str] = os.
     """
     environment["VLLM_NO_USAGE_STATS"] = "1"
     environment["DO_NOT_TRACK"] = "1"
-    environment.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    # At WARNING vLLM says hundreds of lines of a start on a CPU that needs nothing done; set it there to look closer.
+    environment.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    environment.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")
     environment.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     if on_cpu:
         environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", core_binding(physical_cores()))

@@ -94,7 +94,7 @@ def test_the_environment_is_quiet_and_private(on_cpu: bool) -> None:
     made: dict[str, str] = {}
     set_environment(on_cpu=on_cpu, environment=made)
     assert made["VLLM_NO_USAGE_STATS"] == made["DO_NOT_TRACK"] == "1"
-    assert made["VLLM_LOGGING_LEVEL"] == "WARNING"
+    assert made["VLLM_LOGGING_LEVEL"] == "ERROR"
     assert ("VLLM_CPU_OMP_THREADS_BIND" in made) is on_cpu
 
 

@@ -128,6 +128,9 @@ def test_progress_says_what_matters() -> None:
         "playing · train 4 done · eval 2 done · 10 in flight (+2 queued) · 1 failed · 120 tokens/s · "
         "win rate 50% (1 of 2 evaluation games)"
     )
+    nothing_yet = {Mode.TRAIN: 0, Mode.EVAL: 0}
+    waiting = snapshot(stage="starting engines (0 of 1 ready)", done=nothing_yet, in_flight=0)
+    assert describe(waiting) == "starting engines (0 of 1 ready)"
     assert "tokens/s" not in describe(snapshot(tokens_per_s=0.0))
     assert "win rate" not in describe(snapshot(eval_results=0))
 
