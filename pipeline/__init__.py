@@ -8,7 +8,8 @@
 5. `episode_store` keeps all episodes as Parquet; `groups` hands those that can be learned from to `replay`, which holds
    what the learner draws from and says when to stop;
    `model_registry` keeps the results and the `ratings`; `tracking` tells MLflow.
-6. `ledger` holds the books behind `summary.json`; `progress` and `report` show them; `transcript` and `analysis` read a run back.
+6. `ledger` holds the books behind `summary.json`; `progress` and `report` show them; `transcript` and
+   `analysis` read a run back.
 
 `launch` puts the parts together for the command line, `cli`. The names below are the public interface; importing this
 package loads none of them before it is asked for (PEP 562).
