@@ -115,6 +115,11 @@ class GameFutures:
         )
         for key, spec, future in zip(keys, specs, futures, strict=True):
             self._out[key] = _Submitted(spec, engine, future)
+        # On the client's own loop at once, since each call from another thread would wake it and wait for it.
+        self._client.loop.add_callback(self._listen, futures)
+
+    def _listen(self, futures: Sequence[Future]) -> None:
+        for future in futures:
             future.add_done_callback(self._inbox.put)
 
     def events(self, timeout_s: float) -> list[Event]:

@@ -20,8 +20,8 @@ from typing import ClassVar, Generic, TypeVar
 
 from tasks.errors import EnvironmentFault, EnvironmentHungError, SelfplayError, boundary
 
-SLOW_CALL_S = 0.005
-PROOF_CALLS = 20  # quick calls in a row after which an environment's calls stay on the loop
+SLOW_CALL_S = 0.01  # twice what another thread may take the interpreter for in the middle of a quick call
+PROOF_CALLS = 20  # quick calls after which an environment's calls stay on the loop; a slow one undoes as many
 INLINE_LIMIT_S = 5.0
 CALL_LIMIT_S = 60.0
 MAKING_LIMIT_S = 600.0  # includes the wait for others of the same package
@@ -57,15 +57,15 @@ class _Outcome(Generic[T]):
 class EnvironmentCalls:
     """Runs the calls of one game, one at a time.
 
-    An environment's calls run in threads until some in a row were quick, over all games of this process; then they run
-    on the loop, where a call costs nothing extra. A slow call moves its game's later calls to threads, and the
-    environment has to prove itself anew.
+    An environment's calls run in threads until some were quick, over all games of this process; then they run on the
+    loop, where a call costs nothing extra. A slow call moves its game's later calls to threads, and counts against the
+    environment, which goes back to threads when slow calls are more than a rare stall of the machine.
 
     Args:
         env_id: whose record counts.
     """
 
-    _quick_in_a_row: ClassVar[Counter[str]] = Counter()
+    _standing: ClassVar[Counter[str]] = Counter()
     _hung: ClassVar[set[str]] = set()  # environments that hung on the loop once
 
     def __init__(self, env_id: str) -> None:
@@ -93,15 +93,15 @@ class EnvironmentCalls:
         Raises:
             EnvironmentHungError: the call did not come back in time.
         """
-        if self._slow or self._quick_in_a_row[self._env_id] < PROOF_CALLS or self._env_id in self._hung:
+        if self._slow or self._standing[self._env_id] < PROOF_CALLS or self._env_id in self._hung:
             outcome = await _in_thread(function, self._env_id, CALL_LIMIT_S)
         else:
             outcome = self._inline(function)
+        standing = min(self._standing[self._env_id] + 1, 2 * PROOF_CALLS)
         if outcome.seconds > SLOW_CALL_S:
             self._slow = True
-            self._quick_in_a_row[self._env_id] = 0
-        else:
-            self._quick_in_a_row[self._env_id] += 1
+            standing = max(standing - PROOF_CALLS, 0)
+        self._standing[self._env_id] = standing
         return outcome.get()
 
     def _inline(self, function: Callable[[], T]) -> _Outcome[T]:

@@ -22,7 +22,7 @@ LOOP = threading.main_thread().name
 
 @pytest.fixture(autouse=True)
 def _clean_records(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(EnvironmentCalls, "_quick_in_a_row", type(EnvironmentCalls._quick_in_a_row)())
+    monkeypatch.setattr(EnvironmentCalls, "_standing", type(EnvironmentCalls._standing)())
     monkeypatch.setattr(EnvironmentCalls, "_hung", set())
     SlowEnv.threads.clear()
     yield
@@ -67,11 +67,17 @@ def test_an_environment_unknown_to_the_process_starts_in_a_thread() -> None:
 
 
 def test_a_slow_call_moves_its_games_later_calls_to_a_thread() -> None:
-    EnvironmentCalls._quick_in_a_row[SLOW] = 1000
+    EnvironmentCalls._standing[SLOW] = 1000
     assert played(spec(first=5, pause_s=0.02)).status is Status.COMPLETED
     first_slow_call = 2 * 5  # observations and steps take turns
     assert not any(on_the_loop()[first_slow_call:])
-    assert EnvironmentCalls._quick_in_a_row[SLOW] < calls.PROOF_CALLS
+    assert EnvironmentCalls._standing[SLOW] < calls.PROOF_CALLS
+
+
+def test_a_single_stall_costs_only_its_own_game_the_loop() -> None:
+    EnvironmentCalls._standing[SLOW] = 1000
+    played(spec(first=30, pause_s=0.02))  # the last of its steps
+    assert EnvironmentCalls._standing[SLOW] >= calls.PROOF_CALLS
 
 
 @pytest.mark.parametrize("where", ["made", "reset", "observed", "stepped", "closed"])
@@ -109,7 +115,7 @@ def test_without_a_time_limit_a_call_has_one_of_its_own(monkeypatch: pytest.Monk
 def test_one_that_hangs_after_it_was_trusted_is_interrupted_on_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "INLINE_LIMIT_S", 0.3)
     monkeypatch.setattr(calls, "_WATCHDOG", calls._Watchdog())
-    EnvironmentCalls._quick_in_a_row[SLOW] = 1000
+    EnvironmentCalls._standing[SLOW] = 1000
     episode = played(spec(first=3, hang=True))
     assert (episode.status, len(episode.steps)) == (Status.TIMEOUT, 2)
     assert "did not come back within 0.3 s" in episode.reason
@@ -128,7 +134,7 @@ def test_a_call_that_ends_just_as_it_is_interrupted_hits_nothing_else(monkeypatc
         return "done"
 
     async def interrupted() -> None:
-        EnvironmentCalls._quick_in_a_row[SLOW] = 1000
+        EnvironmentCalls._standing[SLOW] = 1000
         with pytest.raises(EnvironmentHungError):
             await EnvironmentCalls(SLOW).run(sleep_past_the_limit)
         await asyncio.sleep(0.2)
