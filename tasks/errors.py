@@ -51,6 +51,14 @@ class AdapterError(SelfplayError, ValueError):
     """A LoRA adapter is incomplete or does not fit the base model; refused before the engine sees it."""
 
 
+class LearnerError(SelfplayError, RuntimeError):
+    """The learner cannot load its model or a checkpoint, or what it learns from is broken; says what to look at."""
+
+
+class LearnerVersionError(LearnerError):
+    """A learning step names another policy version than the learner is at; restore the one it names and ask again."""
+
+
 class TooManyFailuresError(SelfplayError, RuntimeError):
     """The budget of consecutive failed games is spent; says what to look at."""
 
