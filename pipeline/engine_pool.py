@@ -101,7 +101,8 @@ class EnginePool:
                 if self.balancer.remove_engine(engine):
                     self._send_shares()
             case GameEnded() | GameLost():
-                self.balancer.finished(event.engine, event.spec.mode)
+                if self.balancer.finished(event.engine, event.spec.mode):
+                    self._send_shares()
 
     def _note_figures(self, figures: EngineFigures) -> None:
         engine = figures.worker

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from tasks.contracts import Mode
 
@@ -30,23 +31,35 @@ class EngineSlots:
         return min(self.outstanding[lane], self.share[lane])
 
 
-def split_quotas(quotas: Mapping[Mode, int], capacities: Mapping[str, int]) -> dict[str, dict[Mode, int]]:
+def split_quotas(
+    quotas: Mapping[Mode, int], capacities: Mapping[str, int], holding: Mapping[str, Collection[Mode]] | None = None
+) -> dict[str, dict[Mode, int]]:
     """Shares by engine and lane: even, within each engine's capacity, the evaluation lane served first.
+
+    Evaluation leaves training at least one place: where workers were lost, the run would otherwise never end.
 
     Args:
         quotas: most games in flight by lane.
         capacities: most games at once by engine.
+        holding: the lanes that an engine has games of, which come before other engines in those lanes.
 
     Returns:
         For every engine a share per lane. The shares of a lane add up to its quota, or to all the capacity there is.
     """
+    held = holding or {}
     shares = {engine: dict.fromkeys(Mode, 0) for engine in capacities}
+
+    def order(lane: Mode, engine: str) -> tuple[int, bool, int, int]:
+        here = held.get(engine, ())
+        return shares[engine][lane], lane not in here, len(here), sum(shares[engine].values())
+
     for lane in LANES_BY_PRIORITY:
-        for _ in range(quotas.get(lane, 0)):
+        kept = 1 if lane is Mode.EVAL and quotas.get(Mode.TRAIN) else 0
+        for _ in range(min(quotas.get(lane, 0), sum(capacities.values()) - kept)):
             free = [engine for engine, share in shares.items() if sum(share.values()) < capacities[engine]]
             if not free:
                 break
-            shares[min(free, key=lambda engine: (shares[engine][lane], sum(shares[engine].values())))][lane] += 1
+            shares[min(free, key=partial(order, lane))][lane] += 1
     return shares
 
 
@@ -89,7 +102,8 @@ class Balancer:
 
     def _split(self) -> None:
         capacities = {engine: slots.capacity for engine, slots in self.engines.items() if slots.ready}
-        shares = split_quotas(self._quotas, capacities)
+        holding = {engine: [lane for lane in Mode if slots.outstanding[lane]] for engine, slots in self.engines.items()}
+        shares = split_quotas(self._quotas, capacities, holding)
         for engine, slots in self.engines.items():
             slots.share = shares.get(engine, dict.fromkeys(Mode, 0))
 
@@ -117,10 +131,24 @@ class Balancer:
         self.engines[engine].outstanding[lane] += 1
         return engine
 
-    def finished(self, engine: str, lane: Mode) -> None:
-        """A game that was placed there has ended; an engine that has gone meanwhile is none of our concern."""
-        if engine in self.engines:
-            self.engines[engine].outstanding[lane] -= 1
+    def finished(self, engine: str, lane: Mode) -> bool:
+        """A game that was placed there has ended; an engine that has gone meanwhile is none of our concern.
+
+        Returns:
+            Whether shares were split anew: this engine has no more games of the lane, and one without a share has some,
+            which could not begin there.
+        """
+        slots = self.engines.get(engine)
+        if slots is None:
+            return False
+        slots.outstanding[lane] -= 1
+        waits = any(
+            other.ready and other.outstanding[lane] and not other.share[lane] for other in self.engines.values()
+        )
+        if slots.outstanding[lane] or not waits:
+            return False
+        self._split()
+        return True
 
     def outstanding(self, lane: Mode) -> int:
         """Games of the lane submitted and not ended."""

@@ -26,7 +26,10 @@ def test_shares_add_up_to_the_quota_or_to_all_the_capacity(
 ) -> None:
     shares = split_quotas({Mode.TRAIN: train, Mode.EVAL: evaluation}, capacity)
     assert sum(sum(share.values()) for share in shares.values()) == min(train + evaluation, sum(capacity.values()))
-    assert sum(share[Mode.EVAL] for share in shares.values()) == min(evaluation, sum(capacity.values()))
+    left_for_training = min(train, 1)
+    assert sum(share[Mode.EVAL] for share in shares.values()) == min(
+        evaluation, sum(capacity.values()) - left_for_training
+    )
     assert all(sum(shares[engine].values()) <= capacity[engine] for engine in capacity)
 
 
@@ -77,6 +80,38 @@ def test_an_engine_that_left_gives_its_share_to_the_others() -> None:
     assert not book.remove_engine("a")
     book.finished("a", Mode.TRAIN)
     assert book.outstanding(Mode.TRAIN) == 0
+
+
+def test_evaluation_leaves_training_a_place_when_workers_were_lost() -> None:
+    assert split_quotas({Mode.TRAIN: 8, Mode.EVAL: 8}, {"a": 8}) == {"a": {Mode.TRAIN: 1, Mode.EVAL: 7}}
+
+
+@pytest.mark.parametrize("capacity", [1, 4])
+def test_an_engine_that_joins_late_does_not_strand_the_games_of_another(capacity: int) -> None:
+    book = balancer(1, evaluation=1)
+    book.add_engine("early", capacity)
+    for lane in Mode:
+        for _ in range(book.room(lane)):
+            book.place(lane)
+    book.add_engine("late", capacity)
+    early = book.engines["early"]
+    assert all(early.share[lane] for lane in Mode if early.outstanding[lane])
+    assert [sum(slots.share[lane] for slots in book.engines.values()) for lane in Mode] == [1, 1]
+
+
+def test_games_stranded_without_a_share_get_one_when_another_engine_runs_out() -> None:
+    book = balancer(1)
+    book.add_engine("a", 4)
+    for _ in range(book.room(Mode.TRAIN)):
+        book.place(Mode.TRAIN)
+    book.pause_engine("a")
+    book.add_engine("b", 4)
+    book.engines["b"].outstanding[Mode.TRAIN] = 1
+    book.add_engine("a", 4)
+    assert book.engines["b"].share[Mode.TRAIN] == 0
+    assert not book.finished("a", Mode.TRAIN)
+    assert book.finished("a", Mode.TRAIN)
+    assert book.engines["b"].share[Mode.TRAIN] == 1
 
 
 def test_a_paused_engine_keeps_its_count_until_its_games_have_ended() -> None:
