@@ -73,8 +73,8 @@ class LearnerSpec:
     an algorithm may divide a step's sum of tokens by. The learning rate rises over `warmup_steps` and then follows
     `schedule` ("constant", "cosine" or "linear") down to 0 at `total_steps`. `max_grad_norm` None clips nothing. A
     batch is one step of the optimiser; its gradient is accumulated over micro-batches of `micro_batch_tokens` tokens,
-    padding included. `dtype` "auto" is float32 on a CPU and bfloat16 on a GPU. `checkpoint_dir` is storage that all learner
-    workers see. `max_skipped` steps in a row without a finite loss and gradient are an error.
+    padding included. `dtype` "auto" is float32 on a CPU and bfloat16 on a GPU. `checkpoint_dir` is storage that all
+    learner workers see. `max_skipped` steps in a row without a finite loss and gradient are an error.
     """
 
     model_name: str
