@@ -10,6 +10,8 @@ from tasks.contracts import Episode, Status, Step
 from tasks.errors import EnvironmentFault
 from tasks.game import Game, GameResult, Move
 
+# After its last move such a game broke, hung or was given up when it was asked for its rewards; it is not asked again.
+_BROKEN_OFF = frozenset({Status.FAILED, Status.TIMEOUT, Status.CANCELLED})
 _CONTEXT = 30  # characters of a long text shown on either side of the first difference
 
 
@@ -54,8 +56,7 @@ def first_difference(episode: Episode) -> Difference | None:
                 if stored != replayed:
                     return _difference(episode, at, field, stored, replayed)
         at = None
-        # A game that failed after its last move broke when it was asked for its rewards.
-        over = done and episode.status is not Status.FAILED
+        over = done and episode.status not in _BROKEN_OFF
         return _end_difference(episode, game.close() if over else None)
     except EnvironmentFault as fault:
         return Difference(episode.spec.game_id, at, "environment", "played on", f"{type(fault).__name__}: {fault}")

@@ -33,6 +33,7 @@ with without("scipy", "sklearn"):
     from textarena.wrappers import LLMObservationWrapper
 
 _making: dict[str, threading.Lock] = {}  # by environment package, once it is isolated
+MAX_FAULT_LENGTH = 1000
 _ADVICE = "The game ends as failed; if it keeps happening, leave this environment out."
 
 
@@ -126,7 +127,7 @@ class Game:
         self._illegal = False
         self._offender: int | None = None
         self._make(settings, seed)
-        self._state = self._env.state
+        self._state: Any = getattr(self._env, "state", None)  # TextArena's interface asks for none
         self._refuse_one_among_many()
         self._allow_errors(settings.error_allowance)
         self._watch_illegal_moves()
@@ -180,6 +181,8 @@ class Game:
         with self._foreign("closed", _ADVICE):
             rewards, game_info = self._env.close()
             by_player = [(rewards or {}).get(player) for player in players]
+            if rewards and not any(player in rewards for player in players):
+                raise LookupError(f"it pays {list(rewards)}, expected players of 0 to {players[-1]}")
             raw = tuple(float(reward) if isinstance(reward, Real) else None for reward in by_player)
             about = [(game_info or {}).get(player, {}) for player in players]
             reasons = [info["reason"] for info in about if info.get("reason")]
@@ -240,12 +243,17 @@ class Game:
     def _foreign(self, done: str, advice: str) -> Iterator[None]:
         """Run environment code with this game's random numbers; what it raises becomes `EnvironmentFault`."""
         with boundary() as caught, self._generators.bound():
-            yield
+            try:
+                yield
+            except (SystemExit, StopIteration) as odd:
+                # The one would end the thread or the loop that plays, the other is lost on its way out of a generator.
+                raise RuntimeError(f"it raised {odd!r}") from None
         if caught.error is not None:
             # One line: some environments raise paragraphs.
-            raise EnvironmentFault(
-                f"{self._env_id} could not be {done}: {' '.join(caught.summary.split())}. {advice}"
-            ) from caught.error
+            said = " ".join(caught.summary.split())
+            if len(said) > MAX_FAULT_LENGTH:
+                said = f"{said[:MAX_FAULT_LENGTH]}..."
+            raise EnvironmentFault(f"{self._env_id} could not be {done}: {said}. {advice}") from caught.error
 
 
 def _entry_point(env_id: str) -> Any:

@@ -54,5 +54,26 @@ class TextEnv(textarena.Env):  # type: ignore[misc]
         return answer
 
 
+class PlainEnv:
+    """Two players; has the methods that TextArena's interface asks for and nothing else."""
+
+    def __init__(self) -> None:
+        self._turn = 0
+
+    def reset(self, num_players: int, seed: int | None = None) -> None:
+        self._turn = 0
+
+    def get_observation(self) -> tuple[int, str]:
+        return self._turn % 2, f"turn {self._turn}"
+
+    def step(self, action: str) -> tuple[bool, dict[str, Any]]:
+        self._turn += 1
+        return self._turn == 3, {}
+
+    def close(self) -> tuple[dict[int, float], dict[int, dict[str, Any]]]:
+        return {0: 1.0, 1: -1.0}, {}
+
+
 SEATS = f"{__name__}:SeatsEnv"
 TEXT = f"{__name__}:TextEnv"
+PLAIN = f"{__name__}:PlainEnv"

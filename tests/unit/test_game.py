@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -15,10 +16,10 @@ import numpy as np
 import pytest
 import textarena
 
-import tests.environments  # noqa: F401  (registers the misbehaving ones)
 from tasks.contracts import AgentSpec, GameSpec, Mode, ModelKind, ModelRef, Role
 from tasks.errors import EnvironmentFault
 from tasks.game import Game, check_env, known_env_ids
+from tests.environments import OddEnv
 
 SCRIPTED = ModelRef("scripted:random", ModelKind.SCRIPTED)
 
@@ -139,6 +140,33 @@ def test_what_an_environment_raises_says_what_where_and_what_to_do() -> None:
     for where in ("observed", "stepped", "closed"):
         assert f"Odd-v0 could not be {where}: KeyError: " in fault(where)
         assert fault(where).endswith("The game ends as failed; if it keeps happening, leave this environment out.")
+
+
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        (SystemExit(3), "RuntimeError: it raised SystemExit(3). The game ends"),
+        (StopIteration(), "RuntimeError: it raised StopIteration(). The game ends"),
+        (ValueError("y" * 1_000_000), f"{'y' * 988}.... The game ends"),
+    ],
+)
+def test_nothing_an_environment_raises_gets_past_its_game(
+    raised: BaseException, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def step(env: OddEnv, action: str) -> None:
+        raise raised
+
+    monkeypatch.setattr(OddEnv, "step", step)
+    with pytest.raises(EnvironmentFault) as fault:
+        opened("Odd-v0").step("on")
+    assert said in str(fault.value)
+
+
+@pytest.mark.parametrize("rewards", [{"0": 1, "1": 2}, {-1: 5}])
+def test_rewards_for_none_of_the_players_are_a_fault(rewards: dict[Any, Any]) -> None:
+    game = opened("Odd-v0", env_kwargs={"rewards": rewards})
+    with pytest.raises(EnvironmentFault, match=re.escape(f"it pays {list(rewards)}, expected players of 0 to 1")):
+        game.close()
 
 
 def test_a_player_the_game_does_not_have_is_a_fault() -> None:

@@ -10,7 +10,7 @@ import pytest
 from tasks.contracts import AgentSpec, Episode, GameSpec, Mode, ModelKind, ModelRef, Role, Status
 from tasks.outcomes import Outcome, outcomes, solved
 from tasks.play import play_game
-from tests.environments.seats import SEATS, TEXT
+from tests.environments.seats import PLAIN, SEATS, TEXT
 
 W, D, L = Outcome.WIN, Outcome.DRAW, Outcome.LOSS
 NEAREST_NUMBER = "configs.examples.nearest_number:NearestNumber"
@@ -78,6 +78,13 @@ def test_one_player_against_the_environment() -> None:
     assert [step.observation for step in episode.steps] == ["turn 0", "turn 1"]
     assert outcomes(episode.rewards, None) == (None,)
     assert not solved(0.5)
+
+
+def test_an_environment_may_keep_its_state_to_itself() -> None:
+    episode = played(PLAIN, 2)
+    assert (episode.status, episode.rewards) == (Status.COMPLETED, (1.0, -1.0))
+    assert [step.observation for step in episode.steps] == ["turn 0", "turn 1", "turn 2"]
+    assert "has no error_allowance to set to 1" in played(PLAIN, 2, error_allowance=1).reason
 
 
 def test_a_player_of_ones_own_environment_sees_all_messages_so_far() -> None:

@@ -18,6 +18,7 @@ from pipeline.cli import main
 from pipeline.verify import verify_run
 from tasks.contracts import Episode, Status
 from tasks.errors import DatasetError
+from tests.environments.slow import SLOW
 from tests.unit.played_runs import POLICY, SaysAlways, game_spec, kuhn_games, play, rewrite, shards, store_run
 
 Rows = list[dict[str, Any]]
@@ -236,6 +237,15 @@ def test_steps_after_the_end_of_a_game_are_found(tmp_path: Path) -> None:
     assert problem.endswith(
         f"game train-000000, step {more.index}, step: stored a move, replayed none: the game is over"
     )
+
+
+@pytest.mark.parametrize("status", [Status.TIMEOUT, Status.CANCELLED, Status.FAILED])
+def test_a_game_given_up_while_its_rewards_were_asked_for_is_not_asked_again(status: Status, tmp_path: Path) -> None:
+    hangs = {"where": "closed", "hang": True, "turns": 2}
+    (episode,) = play(game_spec("hangs", SLOW, env_kwargs=hangs, time_limit_s=0.2))
+    assert (episode.status, len(episode.steps)) == (Status.TIMEOUT, 2)
+    report = verify_run(store_run(tmp_path, [replace(episode, status=status)]))
+    assert (report.problems, report.replayed_steps) == ([], 2)
 
 
 def test_a_game_that_stopped_before_its_end_is_not_taken_for_a_finished_one(tmp_path: Path) -> None:
