@@ -6,6 +6,7 @@ exactly one episode, whatever happens to its worker, its engine or the driver's 
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 import uuid
@@ -28,17 +29,18 @@ from pipeline.game_futures import EngineReported, Event, GameEnded, GameLost
 from pipeline.game_specs import SpecBuilder
 from pipeline.groups import GroupGate, IncompleteGroups
 from pipeline.interrupts import Interrupts
-from pipeline.ledger import Ledger, Snapshot
+from pipeline.ledger import Ledger, Snapshot, unplayed
 from pipeline.model_samplers import BaseModelSampler
 from pipeline.placement import LANES_BY_PRIORITY
 from pipeline.replay import ReplayBuffer
 from pipeline.tracking import BaseTracker
 from tasks.contracts import Episode, GameSpec, Mode, Role, Status
-from tasks.errors import ConfigError, TooManyFailuresError, boundary
+from tasks.errors import ConfigError, SelfplayError, TooManyFailuresError, boundary
 
 TICK_S = 0.25
 CANCEL_GRACE_S = 10.0
 GAUGES_EVERY_S = 1.0
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -233,7 +235,7 @@ class GameScheduler:
                     self.ledger.retry()
                     self._waiting[spec.mode].append(replace(spec, attempt=spec.attempt + 1))
                 else:
-                    self._finish(_unplayed(spec, Status.FAILED, f"{reason} ({spec.attempt + 1} attempts)"))
+                    self._finish(unplayed(spec, Status.FAILED, f"{reason} ({spec.attempt + 1} attempts)"))
 
     def _finish(self, episode: Episode) -> None:
         """One game's one row, then what others learn from it."""
@@ -291,7 +293,7 @@ class GameScheduler:
             while self._events:
                 event = self._events.popleft()
                 if isinstance(event, GameEnded):
-                    self._record(event.episode)
+                    self._record_at_the_end(event.episode)
                     ended.append(event.episode)
                 elif isinstance(event, GameLost):
                     waiting.append(event.spec)
@@ -300,9 +302,8 @@ class GameScheduler:
             with boundary() as cluster:
                 self._events.extend(pool.games.events(TICK_S))
         for spec in waiting + pool.games.specs:
-            never = _unplayed(spec, Status.CANCELLED, "cancelled before it was played to its end")
-            self._record(never)
-            ended.append(never)
+            ended.append(unplayed(spec, Status.CANCELLED, "cancelled before it was played to its end"))
+            self._record_at_the_end(ended[-1])
         with boundary():
             pool.games.abandon()
         return ended
@@ -312,6 +313,16 @@ class GameScheduler:
         if self._store is not None:
             self._store.add(episode)
         self._tracker.log_episode(episode)
+
+    def _record_at_the_end(self, episode: Episode) -> None:
+        """Record a game of a run that ends: a store or tracker that fails must not cost the games after it."""
+        try:
+            with boundary() as caught:
+                self._record(episode)
+        except SelfplayError as error:
+            caught.error = error
+        if caught.error is not None:
+            logger.warning("game %s of a run that ends: %s", episode.spec.game_id, caught.summary)
 
     def _report(self, pool: EnginePool) -> None:
         """Refresh the snapshot, and about once a second the tracker's gauges."""
@@ -337,8 +348,3 @@ class GameScheduler:
             self._tracker.log_collection(
                 {"in_flight": in_flight, "queued": outstanding - in_flight, "tokens_per_s": self.snapshot.tokens_per_s}
             )
-
-
-def _unplayed(spec: GameSpec, status: Status, reason: str) -> Episode:
-    now = time.time()
-    return Episode(spec, status, reason=reason, started_at=now, finished_at=now)

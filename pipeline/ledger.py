@@ -200,3 +200,9 @@ class Ledger:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+
+
+def unplayed(spec: GameSpec, status: Status, reason: str) -> Episode:
+    """The episode that stands for a game that nothing came back of."""
+    now = time.time()
+    return Episode(spec, status, reason=reason, started_at=now, finished_at=now)

@@ -17,7 +17,7 @@ from pipeline.ledger import Ledger
 from pipeline.model_registry import ModelRegistry
 from pipeline.model_samplers import MirrorSampler
 from pipeline.replay import ReplayBuffer, StepBuffer, StopConditions
-from pipeline.tracking import NullTracker
+from pipeline.tracking import BaseTracker, NullTracker
 from tasks.contracts import Mode, ModelKind, ModelRef
 from tasks.shards import read_episodes, read_steps
 
@@ -54,13 +54,14 @@ def scheduler(
     train: TrainEnvSpec | None = None,
     evaluation: EvalEnvSpec | None = None,
     env_sampler: BaseEnvSampler | None = None,
+    tracker: BaseTracker | None = None,
     **options: Any,
 ) -> GameScheduler:
     """A scheduler that stops after `episodes` training games and keeps all in `run_dir`."""
     policy = POLICY["scripted" if vllm["model_name"].startswith("scripted:") else "stub"]
     return GameScheduler(
         vllm,
-        NullTracker(),
+        tracker or NullTracker(),
         buffer or StepBuffer(stop=StopConditions(episodes=episodes)),
         MirrorSampler(ModelRegistry(policy)),
         env_sampler or UniformEnvSampler([train or kuhn()], [evaluation] if evaluation else []),

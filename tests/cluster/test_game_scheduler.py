@@ -12,7 +12,8 @@ import pytest
 from distributed import Client
 
 from pipeline.replay import StepBuffer, StopConditions
-from tasks.contracts import Trajectory
+from pipeline.tracking import NullTracker
+from tasks.contracts import Episode, Trajectory
 from tasks.errors import ConfigError, EngineStartError, TooManyFailuresError
 from tasks.shards import read_episodes, read_steps
 from tests.cluster.collections import check_books, kuhn, kuhn_eval, scheduler, stub
@@ -142,6 +143,17 @@ def test_an_error_of_the_users_own_object_ends_the_run_with_books_in_order(clien
         games.collect(num_train_workers=4)
     statuses = check_books(games.ledger, tmp_path)
     assert statuses["cancelled"] >= 1
+
+
+def test_a_tracker_that_keeps_failing_costs_no_row(client: Client, tmp_path: Path) -> None:
+    class Broken(NullTracker):
+        def log_episode(self, episode: Episode) -> None:
+            raise ZeroDivisionError("the tracker's own mistake")
+
+    games = scheduler(client, tmp_path, stub("bad-tracker", latency_s=0.05), tracker=Broken())
+    with pytest.raises(ZeroDivisionError, match="the tracker's own mistake"):
+        games.collect(num_train_workers=4)
+    assert check_books(games.ledger, tmp_path).total() >= 4
 
 
 def test_an_engine_that_dies_once_costs_no_game(client: Client, tmp_path: Path) -> None:
