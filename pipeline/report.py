@@ -60,6 +60,8 @@ def print_report(ledger: Ledger, run_dir: Path, tracking_uri: str, console: Cons
         rate = f"{ledger.generated_tokens} tokens generated, {ledger.tokens_per_s:.0f} tokens/s"
         console.print(rate, highlight=False)
     first = f"{Mode.TRAIN.value}-000000"
+    # A store in the run's own folder is named as the folder was.
+    tracking_uri = tracking_uri.replace(f"sqlite:///{run_dir.resolve()}", f"sqlite:///{run_dir}")
     for line in (
         f"shards  {run_dir / 'replay'}",
         f"MLflow  {tracking_uri}",

@@ -6,6 +6,7 @@ import io
 import json
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from pipeline.ledger import Ledger, Snapshot
@@ -81,16 +82,18 @@ def test_tokens_per_second_are_over_the_time_games_were_played() -> None:
     assert Ledger("run").tokens_per_s == 0.0
 
 
-def test_the_report_names_results_failures_and_where_to_look(tmp_path: Path) -> None:
+def test_the_report_names_results_failures_and_where_to_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.StringIO()
-    print_report(full_ledger(), tmp_path, "sqlite:///mlflow.db", Console(file=out, width=118))
+    monkeypatch.chdir(tmp_path)
+    store = f"sqlite:///{tmp_path / 'run' / 'mlflow.db'}"
+    print_report(full_ledger(), Path("run"), store, Console(file=out, width=118))
     text = out.getvalue()
     assert "p0 1/0/1" in text
     assert "p1 1/0/1" in text
     assert "solved 1 of 1, mean reward 1.00" in text
     assert "7 games submitted: 4 completed, 1 illegal_move, 1 failed, 1 cancelled" in text
-    assert f"show {tmp_path} train-000000" in text
-    assert "--backend-store-uri sqlite:///mlflow.db" in text
+    assert "show run train-000000" in text
+    assert "--backend-store-uri sqlite:///run/mlflow.db" in text
 
 
 def test_the_report_counts_groups_where_there_are_any(tmp_path: Path) -> None:
