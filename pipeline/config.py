@@ -20,6 +20,7 @@ from pipeline.config_games import EnvironmentsConfig, EvalEnvSpec, ModelsConfig,
 from pipeline.config_opponents import ApiOpponent
 from pipeline.config_vllm import SCRIPTED_MODELS, LoraConfig, VLLMConfig
 from pipeline.config_yaml import override, read_yaml, to_yaml
+from tasks.action_samplers import action_sampler
 from tasks.errors import ConfigError, boundary
 from tasks.names import nearest
 
@@ -78,6 +79,14 @@ class CollectConfig(Settings):
     max_consecutive_failures: int = Field(default=20, ge=1)
     group_size: int = Field(default=1, ge=1)
     incomplete_groups: Literal["deliver", "drop"] = "deliver"
+
+    @field_validator("action_sampler")
+    @classmethod
+    def _known_action_sampler(cls, name: str) -> str:
+        try:
+            return action_sampler(name).name
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
 
 
 class StopConfig(Settings):

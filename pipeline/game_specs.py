@@ -14,7 +14,8 @@ from dataclasses import replace
 
 from pipeline.config import ApiOpponent, EvalEnvSpec, TrainEnvSpec, VLLMConfig
 from pipeline.env_samplers import BaseEnvSampler
-from pipeline.model_samplers import BaseModelSampler, opponent_ref
+from pipeline.model_samplers import BaseModelSampler, FixedSampler, opponent_ref
+from tasks.action_samplers import action_sampler as check_action_sampler
 from tasks.contracts import AgentSpec, GameSpec, Mode, ModelKind, ModelRef, Role
 from tasks.errors import ConfigError
 
@@ -34,7 +35,8 @@ class SpecBuilder:
         group_size: how often each training game is played.
 
     Raises:
-        ConfigError: an evaluation opponent does not exist, or needs an engine or LoRA that the run does not have.
+        ConfigError: an opponent does not exist, or needs an engine or LoRA that the run does not have; or there is no
+            such action sampler, or it would count one completion several times.
         AdapterError: the folder of an evaluation opponent's adapter is incomplete.
     """
 
@@ -60,6 +62,11 @@ class SpecBuilder:
         self._numbers = {mode: itertools.count() for mode in Mode}
         self._fixed_opponents: dict[str | ApiOpponent, ModelRef] = {}
         self._eval_round: deque[tuple[EvalEnvSpec, int, frozenset[int]]] = deque()
+        check_action_sampler(
+            action_sampler, vllm.sampling() if env_sampler.evaluation and not vllm.is_scripted else None
+        )
+        for opponent in model_sampler.opponents if isinstance(model_sampler, FixedSampler) else ():
+            self._check_playable(opponent)
         for env in env_sampler.evaluation:
             self._check_playable(self._fixed_opponent(env))
 

@@ -57,6 +57,11 @@ def refusal(file: Path, *overrides: str) -> list[str]:
         ("vllm.max_tokens=4096", "vllm.max_tokens: got 4096, expected less than max_model_len, which is 4096"),
         ("vllm.max_model_len=100", "vllm.max_tokens: got 256, expected less than max_model_len, which is 100"),
         ("vllm.max_tokens='8'", "vllm.max_tokens: got '8', expected a whole number of at least 1"),
+        (
+            "collect.action_sampler=majorty",
+            "collect.action_sampler: unknown action_sampler 'majorty'; valid are default, majority and majority:K. "
+            "Did you mean 'majority'?",
+        ),
         ("vllm.lora_config.lora_rank=0", "vllm.lora_config.lora_rank: got 0, expected a whole number from 1 to 512"),
         (
             "vllm.lora_config.lora_rank=513",

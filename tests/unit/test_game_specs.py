@@ -242,4 +242,13 @@ def test_an_adapter_without_lora_is_refused(adapter: str) -> None:
     with pytest.raises(ConfigError, match=r"is a LoRA adapter, but vllm\.lora_config is not set"):
         builder(evaluation=[EvalEnvSpec(env_id="X-v0", fixed_opponent=adapter)])
     with pytest.raises(ConfigError, match=r"is a LoRA adapter, but vllm\.lora_config is not set"):
-        builder(train=[TrainEnvSpec(env_id="A-v0", num_actors=1)], opponents=[adapter]).train()
+        builder(train=[TrainEnvSpec(env_id="A-v0", num_actors=1)], opponents=[adapter])
+
+
+def test_an_action_sampler_that_no_evaluation_could_use_is_refused_before_any() -> None:
+    with pytest.raises(ConfigError, match=r"unknown action_sampler 'majorty'; .* Did you mean 'majority'"):
+        builder(action_sampler="majorty", evaluation=[])
+    greedy = VLLMConfig(model_name="a/model", temperature=0)
+    with pytest.raises(ConfigError, match=r"action_sampler 'majority' at temperature 0 would count one completion"):
+        builder(vllm=greedy)
+    assert builder(vllm=greedy, evaluation=[]).train().agents[0].action_sampler == "default"
