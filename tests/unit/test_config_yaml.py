@@ -147,4 +147,6 @@ def test_the_dump_shows_every_default(file: Path) -> None:
         "prefetch": 0.25,
         "retries": 2,
         "max_consecutive_failures": 20,
+        "group_size": 1,
+        "incomplete_groups": "deliver",
     }
