@@ -14,6 +14,7 @@ from pipeline.placement import Balancer
 from tasks.contracts import EngineFigures, EngineSpec, EngineState, Mode
 from tasks.errors import ClusterError, EngineStartError
 from tasks.guard import register, unregister
+from tasks.heap import LoadedHeap
 from tasks.host import GameHost, set_lane_limits
 
 NO_ENGINE_PATIENCE_S = 30.0
@@ -40,6 +41,7 @@ class EnginePool:
         self._tokens: dict[str, deque[tuple[float, int]]] = {}
         self._last_engine_at = time.monotonic()
         self._last_reason = ""
+        self._heap = LoadedHeap()
 
     def __enter__(self) -> EnginePool:
         self.games.__enter__()
@@ -47,6 +49,7 @@ class EnginePool:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        self._heap.take_back()
         self.games.__exit__(*exc_info)
         unregister(self._client)
 
@@ -101,6 +104,7 @@ class EnginePool:
                 if self.balancer.remove_engine(engine):
                     self._send_shares()
             case GameEnded() | GameLost():
+                self._heap.set_aside()
                 if self.balancer.finished(event.engine, event.spec.mode):
                     self._send_shares()
 

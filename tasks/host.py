@@ -23,6 +23,7 @@ from tasks.api_agent import close_endpoints
 from tasks.contracts import EngineFigures, EngineSpec, EngineState, Mode
 from tasks.engine_keeper import Engine, EngineKeeper, EngineLoad
 from tasks.errors import ClusterError, ConfigError, EngineDiedError, GameCancelledError
+from tasks.heap import LoadedHeap
 from tasks.lanes import Lanes, checked_limits
 
 __all__ = [
@@ -76,6 +77,7 @@ class GameHost(WorkerPlugin):  # type: ignore[misc]  # distributed is untyped
         self._keeper = EngineKeeper(spec, self._engine_changed, self._close_worker)
         self._games: dict[asyncio.Task[Any], str] = {}
         self._ending = asyncio.Event()
+        self._heap = LoadedHeap()
         self._worker: Worker | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -172,6 +174,7 @@ class GameHost(WorkerPlugin):  # type: ignore[misc]  # distributed is untyped
         if self._games:
             await asyncio.wait(list(self._games), timeout=GAMES_TIMEOUT_S)
         self._report()
+        self._heap.take_back()
         await self._keeper.stop()
         await close_endpoints()
 
@@ -193,6 +196,7 @@ class GameHost(WorkerPlugin):  # type: ignore[misc]  # distributed is untyped
             raise GameCancelledError(f"game {game_id} was cancelled before it had a result") from None
         finally:
             del self._games[task]
+            self._heap.set_aside()
 
     def _cancel(self, game_ids: Collection[str] | None) -> None:
         for task, game_id in self._games.items():
