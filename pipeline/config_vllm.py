@@ -8,13 +8,12 @@ from typing import Any, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from pipeline.config_errors import Settings, name_or_path, not_empty
+from tasks.adapter_files import SERVED_RANKS, served_rank
 from tasks.contracts import EngineSpec, LoraSpec, ModelKind, ModelRef, SamplingSpec
 from tasks.names import nearest
 
 SCRIPTED_MODELS = ("scripted:random", "scripted:first")
 ALL_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-# The values that vLLM takes for max_lora_rank.
-SERVED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 class LoraConfig(Settings):
@@ -24,6 +23,17 @@ class LoraConfig(Settings):
     lora_alpha: float = Field(default=32.0, gt=0)
     lora_dropout: float = Field(default=0.0, ge=0, le=1)
     target_modules: tuple[str, ...] = Field(default=ALL_PROJECTIONS, strict=False)
+    modules_to_save: tuple[str, ...] = Field(default=(), strict=False)
+
+    @field_validator("modules_to_save")
+    @classmethod
+    def _nothing_beside_the_matrices(cls, modules: tuple[str, ...]) -> tuple[str, ...]:
+        if modules:
+            raise ValueError(
+                f"got {list(modules)}, expected none: engines serve the low-rank matrices alone and would play on "
+                "with the base model's own weights there. Remove it, or name linear layers in target_modules"
+            )
+        return modules
 
     @field_validator("target_modules")
     @classmethod
@@ -33,7 +43,7 @@ class LoraConfig(Settings):
     @property
     def served_rank(self) -> int:
         """The rank that the engine reserves: the smallest that vLLM takes and that holds `lora_rank`."""
-        return min(rank for rank in SERVED_RANKS if rank >= self.lora_rank)
+        return served_rank(self.lora_rank)
 
 
 class VLLMConfig(Settings):
@@ -85,6 +95,19 @@ class VLLMConfig(Settings):
         if "hf_token" in arguments:
             raise ValueError("hf_token is a secret, which no config may hold: set HF_TOKEN in the workers' environment")
         return arguments
+
+    @field_validator("lora_config")
+    @classmethod
+    def _rank_is_served(cls, lora: LoraConfig | None, info: ValidationInfo) -> LoraConfig | None:
+        """`engine_args` win over what we set, so they may not take less than the rank away."""
+        reserved = info.data.get("engine_args", {}).get("max_lora_rank")
+        if lora is not None and reserved is not None and (reserved not in SERVED_RANKS or reserved < lora.lora_rank):
+            sizes = ", ".join(map(str, SERVED_RANKS))
+            raise ValueError(
+                f"lora_rank is {lora.lora_rank}, but engine_args.max_lora_rank is {reserved}, and vLLM takes the "
+                f"sizes {sizes}: set max_lora_rank to {lora.served_rank}, or remove it"
+            )
+        return lora
 
     @classmethod
     def of(cls, config: VLLMConfig | Mapping[str, Any]) -> VLLMConfig:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -12,9 +11,9 @@ from pipeline.config import SCRIPTED_MODELS, ApiOpponent, TrainEnvSpec
 from pipeline.config_opponents import openrouter_opponent
 from pipeline.model_registry import ModelRegistry
 from pipeline.named_classes import find_class
-from tasks.adapter_files import CONFIG_NAME, WEIGHTS_NAME
+from tasks.adapter_files import content_digest
 from tasks.contracts import AdapterRef, Episode, ModelKind, ModelRef
-from tasks.errors import AdapterError, ConfigError
+from tasks.errors import ConfigError
 from tasks.names import nearest
 
 
@@ -127,22 +126,9 @@ def opponent_ref(opponent: str | ApiOpponent) -> ModelRef:
         raise ConfigError(
             f"opponent {opponent!r}: there is no folder {folder}; expected one that PEFT's save_pretrained wrote"
         )
-    uid = f"adapter:{folder.name}@{_digest(folder)}"
-    return ModelRef(uid=uid, kind=ModelKind.ENGINE, adapter=AdapterRef(uid=uid, path=str(folder)))
-
-
-def _digest(folder: Path) -> str:
-    """Twelve hex digits over the adapter's configuration and weights."""
-    digest = hashlib.sha256()
-    for name in (CONFIG_NAME, WEIGHTS_NAME):
-        if not (folder / name).is_file():
-            raise AdapterError(
-                f"{folder} has no {name}, only {sorted(path.name for path in folder.iterdir())}: "
-                f"expected {CONFIG_NAME} and {WEIGHTS_NAME}, as PEFT's save_pretrained writes them"
-            )
-        with (folder / name).open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()[:12]
+    digest = content_digest(folder)
+    uid = f"adapter:{folder.name}@{digest[:12]}"
+    return ModelRef(uid=uid, kind=ModelKind.ENGINE, adapter=AdapterRef(uid=uid, path=str(folder), digest=digest))
 
 
 _BY_NAME: dict[str, type[BaseModelSampler]] = {"mirror": MirrorSampler, "fixed": FixedSampler, "last_k": LastKSampler}

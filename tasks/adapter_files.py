@@ -8,6 +8,7 @@ little-endian header length N, N bytes of JSON (name -> dtype, shape, data_offse
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import struct
@@ -22,6 +23,9 @@ CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
 
 Shape = tuple[int, ...]
+
+# The values that vLLM takes for max_lora_rank.
+SERVED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 _TENSOR_NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<half>[AB])\.weight")
@@ -45,8 +49,9 @@ def check_adapter(folder: Path, base_shapes: Mapping[str, Shape] | None, lora: L
 
     Args:
         folder: holds `adapter_config.json` and `adapter_model.safetensors`, as PEFT saves them.
-        base_shapes: module name -> (out features, in features) of the base, from `base_linear_shapes`. None where the
-            base's files are out of reach; then shapes are compared with the rank alone.
+        base_shapes: module name -> (out features, in features) of the base, from `linear_shapes` in
+            tasks/base_model.py. None where the base's files are out of reach; then shapes are compared with the rank
+            alone.
         lora: the largest rank and the modules the engine was started for.
 
     Raises:
@@ -71,35 +76,32 @@ def check_adapter(folder: Path, base_shapes: Mapping[str, Shape] | None, lora: L
         _check_pair(folder, module, halves, rank, base_shapes)
 
 
-def base_linear_shapes(model: str) -> dict[str, Shape] | None:
-    """The weight shapes, (out features, in features), of the linear layers of a base model, by module name.
-
-    Args:
-        model: a model folder, or a hub name whose files are looked for in the local hub cache; nothing is downloaded.
-
-    Returns:
-        The shapes; None where there is nothing to read them from: a hub model that is not in the cache, weights not
-        in safetensors, or quantised weights, whose stored shapes are not the layers'.
+def content_digest(folder: Path) -> str:
+    """The SHA-256, in hex digits, over those of an adapter's configuration and of its weights.
 
     Raises:
-        AdapterError: a safetensors file of the base is cut off.
+        AdapterError: one of the files is missing.
     """
-    config = _model_file(model, "config.json")
-    if config is None or "quantization_config" in _read_json(config):
-        return None
-    index = _model_file(model, "model.safetensors.index.json")
-    names = sorted(set(_read_json(index)["weight_map"].values())) if index else ["model.safetensors"]
-    shapes: dict[str, Shape] = {}
-    for name in names:
-        path = _model_file(model, name)
-        if path is None:
-            return None
-        shapes |= safetensors_shapes(path)
-    return {
-        name.removesuffix(".weight"): shape
-        for name, shape in shapes.items()
-        if name.endswith(".weight") and len(shape) == 2
-    }
+    return digest_of({name: _file_digest(folder, name) for name in (CONFIG_NAME, WEIGHTS_NAME)})
+
+
+def digest_of(files: Mapping[str, str]) -> str:
+    """The digest of an adapter from the hex SHA-256 of each of its files, by name."""
+    digest = hashlib.sha256()
+    for name in (CONFIG_NAME, WEIGHTS_NAME):
+        digest.update(bytes.fromhex(files[name]))
+    return digest.hexdigest()
+
+
+def _file_digest(folder: Path, name: str) -> str:
+    try:
+        with (folder / name).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise AdapterError(
+            f"Adapter {folder} has no {name} that can be read ({error.strerror}): expected {CONFIG_NAME} and "
+            f"{WEIGHTS_NAME}, as PEFT's save_pretrained writes them."
+        ) from error
 
 
 def safetensors_shapes(path: Path) -> dict[str, Shape]:
@@ -141,7 +143,7 @@ def _checked_rank(folder: Path, lora: LoraSpec) -> int:
         raise AdapterError(
             f"{folder} has no {CONFIG_NAME}; expected a LoRA adapter as PEFT's save_pretrained writes it."
         )
-    config = _read_json(path)
+    config = read_json(path)
     if config.get("peft_type") != "LORA":
         raise AdapterError(f"{path} has peft_type {config.get('peft_type')!r}; the engine serves 'LORA' only.")
     for feature, unused in _UNSERVED_FEATURES.items():
@@ -154,10 +156,20 @@ def _checked_rank(folder: Path, lora: LoraSpec) -> int:
     rank = config.get("r")
     if not isinstance(rank, int) or not 1 <= rank <= lora.max_rank:
         raise AdapterError(
-            f"{path} has rank r={rank!r}; the engine was started for ranks 1 to {lora.max_rank}. "
-            "Raise vllm.lora_config.lora_rank."
+            f"{path} has rank r={rank!r}; the engine serves ranks 1 to {lora.max_rank}. {_rank_advice(rank)}"
         )
     return rank
+
+
+def _rank_advice(rank: Any) -> str:
+    if not isinstance(rank, int) or not 1 <= rank <= SERVED_RANKS[-1]:
+        return f"vLLM serves ranks up to {SERVED_RANKS[-1]}: train an adapter of such a rank."
+    return f"Set vllm.lora_config.lora_rank to {served_rank(rank)}, the next of vLLM's sizes that holds it."
+
+
+def served_rank(rank: int) -> int:
+    """The rank that an engine reserves for adapters of `rank`: the smallest of vLLM's sizes that holds it."""
+    return min(size for size in SERVED_RANKS if size >= rank)
 
 
 def _pairs(folder: Path, shapes: Mapping[str, Shape]) -> dict[str, dict[str, Shape]]:
@@ -202,19 +214,12 @@ def _check_pair(
         )
 
 
-def _model_file(model: str, name: str) -> Path | None:
-    """The file `name` of a model folder, or of a hub model in the local cache; None if it is not there."""
-    if Path(model).is_dir():
-        path = Path(model) / name
-        return path if path.is_file() else None
-    from huggingface_hub import try_to_load_from_cache
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`.
 
-    cached = try_to_load_from_cache(model, name)
-    return Path(cached) if isinstance(cached, str) else None
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`."""
+    Raises:
+        AdapterError: it is empty, cut off or something else.
+    """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:

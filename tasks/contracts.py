@@ -59,10 +59,15 @@ class EngineState(StrEnum):
 
 @dataclass(frozen=True)
 class AdapterRef:
-    """A LoRA adapter by identity and place. `uid` names one immutable set of weights for ever."""
+    """A LoRA adapter by identity and place. `uid` names one immutable set of weights for ever.
+
+    `digest` is that of its content (`tasks.adapter_files.content_digest`), which the files must have wherever they are
+    loaded; empty where nothing is known of it. It is a check, and no part of what the adapter is.
+    """
 
     uid: str
     path: str
+    digest: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]  # comes with vLLM; its stubs do not
 
-from tasks.adapter_files import Shape, base_linear_shapes, check_adapter
+from tasks.adapter_files import Shape, check_adapter
+from tasks.base_model import linear_shapes
 from tasks.contracts import AdapterRef, Completion, EngineReply, EngineSpec, SamplingSpec
 from tasks.engine_keeper import EngineLoad
 from tasks.engine_lifetime import claim_engines
@@ -159,7 +160,7 @@ class VLLMEngine:
             process = psutil.Process(core.pid)
             self._processes += [process, *process.children(recursive=True)]
         if self._spec.lora is not None:
-            self._base_shapes = base_linear_shapes(model)
+            self._base_shapes = linear_shapes(model)
 
     def _died(self, what: str) -> EngineDiedError:
         return EngineDiedError(

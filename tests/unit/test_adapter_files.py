@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,40 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.adapter_files import CONFIG_NAME, WEIGHTS_NAME, Shape, base_linear_shapes, check_adapter, safetensors_shapes
+from tasks.adapter_files import CONFIG_NAME, WEIGHTS_NAME, Shape, check_adapter, content_digest, safetensors_shapes
 from tasks.contracts import LoraSpec
 from tasks.errors import AdapterError
-
-LORA = LoraSpec(max_rank=8, max_adapters=2, target_modules=("q_proj", "down_proj"))
-Q, DOWN = "model.layers.0.self_attn.q_proj", "model.layers.0.mlp.down_proj"
-BASE: dict[str, Shape] = {Q: (64, 32), DOWN: (32, 128)}
-CONFIG = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "down_proj"], "bias": "none"}
-TENSORS: dict[str, Shape] = {
-    f"base_model.model.{Q}.lora_A.weight": (4, 32),
-    f"base_model.model.{Q}.lora_B.weight": (64, 4),
-    f"base_model.model.{DOWN}.lora_A.weight": (4, 128),
-    f"base_model.model.{DOWN}.lora_B.weight": (32, 4),
-}
-
-
-def safetensors_bytes(tensors: Mapping[str, Shape]) -> bytes:
-    """A safetensors file of float32 zeros."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, shape in tensors.items():
-        size = 4
-        for length in shape:
-            size *= length
-        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [end, end + size]}
-        end += size
-    raw = json.dumps(header).encode()
-    return struct.pack("<Q", len(raw)) + raw + bytes(end)
-
-
-def write_adapter(folder: Path, config: Mapping[str, Any] = CONFIG, tensors: Mapping[str, Shape] = TENSORS) -> Path:
-    (folder / CONFIG_NAME).write_text(json.dumps(config))
-    (folder / WEIGHTS_NAME).write_bytes(safetensors_bytes(tensors))
-    return folder
+from tests.unit.example_adapters import BASE, CONFIG, DOWN, LORA, TENSORS, Q, write_adapter
 
 
 def without(name: str) -> dict[str, Shape]:
@@ -64,7 +33,9 @@ def test_target_modules_may_be_whole_names(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"peft_type": "IA3"}, r"peft_type 'IA3'; the engine serves 'LORA' only"),
-        ({"r": 16}, r"rank r=16; the engine was started for ranks 1 to 8\. Raise vllm\.lora_config\.lora_rank"),
+        ({"r": 16}, r"rank r=16; the engine serves ranks 1 to 8\. Set vllm\.lora_config\.lora_rank to 16, the next"),
+        ({"r": 20}, r"rank r=20; .*lora_rank to 32, the next of vLLM's sizes that holds it"),
+        ({"r": 1024}, r"rank r=1024; .*vLLM serves ranks up to 512: train an adapter of such a rank"),
         ({"r": 0}, r"rank r=0"),
         ({"r": None}, r"rank r=None"),
         ({"use_dora": True}, r"use_dora True, which the engine does not serve; expected False"),
@@ -178,44 +149,16 @@ def test_a_file_of_any_bytes_is_read_or_refused(tmp_path_factory: pytest.TempPat
         safetensors_shapes(file)
 
 
-def test_the_linear_shapes_of_a_base_leave_out_what_is_not_a_matrix(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    tensors: dict[str, Shape] = {f"{Q}.weight": (64, 32), f"{Q}.bias": (64,), "model.norm.weight": (32,)}
-    (tmp_path / "model.safetensors").write_bytes(safetensors_bytes(tensors))
-    assert base_linear_shapes(str(tmp_path)) == {Q: (64, 32)}
-
-
-def test_the_shapes_of_a_base_in_shards_come_from_all_of_them(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    files = {"model-1.safetensors": Q, "model-2.safetensors": DOWN}
-    for file, module in files.items():
-        (tmp_path / file).write_bytes(safetensors_bytes({f"{module}.weight": BASE[module]}))
-    index = {"weight_map": {f"{module}.weight": file for file, module in files.items()}}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert base_linear_shapes(str(tmp_path)) == BASE
-
-
-@pytest.mark.parametrize("config", [{"quantization_config": {"quant_method": "gptq"}}, {}])
-def test_there_are_no_shapes_where_the_base_is_quantised_or_not_in_safetensors(
-    tmp_path: Path, config: dict[str, Any]
-) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    if config:
-        (tmp_path / "model.safetensors").write_bytes(safetensors_bytes({f"{Q}.weight": (64, 32)}))
-    assert base_linear_shapes(str(tmp_path)) is None
-
-
-def test_a_hub_model_is_read_from_the_local_cache_or_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hub = pytest.importorskip("huggingface_hub")
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "model.safetensors").write_bytes(safetensors_bytes({f"{Q}.weight": (64, 32)}))
-
-    def cached(repo_id: str, filename: str) -> str | None:
-        path = tmp_path / filename
-        return str(path) if repo_id == "owner/model" and path.is_file() else None
-
-    monkeypatch.setattr(hub, "try_to_load_from_cache", cached)
-    assert base_linear_shapes("owner/model") == {Q: (64, 32)}
-    assert base_linear_shapes("owner/other") is None
+def test_the_digest_is_of_the_content_alone_and_changes_with_either_file(tmp_path: Path) -> None:
+    here, copy = (write_adapter(tmp_path / name) for name in ("here", "copy"))
+    digest = content_digest(here)
+    assert len(digest) == 64
+    assert content_digest(copy) == digest
+    for name in (CONFIG_NAME, WEIGHTS_NAME):
+        before = (copy / name).read_bytes()
+        (copy / name).write_bytes(before + b" ")
+        assert content_digest(copy) != digest
+        (copy / name).unlink()
+        with pytest.raises(AdapterError, match=f"has no {name} that can be read"):
+            content_digest(copy)
+        (copy / name).write_bytes(before)

@@ -67,6 +67,22 @@ def refusal(file: Path, *overrides: str) -> list[str]:
             "vllm.lora_config.lora_rank=513",
             "vllm.lora_config.lora_rank: got 513, expected a whole number from 1 to 512",
         ),
+        (
+            "vllm.lora_config.modules_to_save=[lm_head]",
+            "vllm.lora_config.modules_to_save: got ['lm_head'], expected none: engines serve the low-rank matrices "
+            "alone and would play on with the base model's own weights there. Remove it, or name linear layers in "
+            "target_modules",
+        ),
+        (
+            "vllm={model_name: m, lora_config: {lora_rank: 20}, engine_args: {max_lora_rank: 16}}",
+            "vllm.lora_config: lora_rank is 20, but engine_args.max_lora_rank is 16, and vLLM takes the sizes 1, 8, "
+            "16, 32, 64, 128, 256, 320, 512: set max_lora_rank to 32, or remove it",
+        ),
+        (
+            "vllm={model_name: m, lora_config: {lora_rank: 20}, engine_args: {max_lora_rank: 24}}",
+            "vllm.lora_config: lora_rank is 20, but engine_args.max_lora_rank is 24, and vLLM takes the sizes 1, 8, "
+            "16, 32, 64, 128, 256, 320, 512: set max_lora_rank to 32, or remove it",
+        ),
         ("vllm.lora_config.lora_dropout=1.5", "vllm.lora_config.lora_dropout: got 1.5, expected a number from 0 to 1"),
         (
             "vllm.lora_config.target_modules=[]",

@@ -106,7 +106,7 @@ def test_an_adapter_by_a_relative_path_gets_an_absolute_one(tmp_path: Path, monk
 def test_an_incomplete_adapter_is_refused(tmp_path: Path, missing: str) -> None:
     folder = adapter(tmp_path / "early")
     (folder / missing).unlink()
-    with pytest.raises(AdapterError, match=rf"has no {missing}, only \[.*: expected adapter_config\.json and"):
+    with pytest.raises(AdapterError, match=rf"has no {missing} that can be read .*: expected adapter_config\.json and"):
         opponent_ref(f"adapter:{folder}")
 
 
