@@ -67,6 +67,7 @@ def _said(step: Step, player_id: int, observation: str, move: Move) -> Iterator[
     yield "observation", step.observation, observation
     yield "illegal", step.illegal, move.illegal
     yield "info", step.info, move.info
+    yield "reward", step.reward, None  # TextArena pays at the end only
 
 
 def _end_difference(episode: Episode, result: GameResult | None) -> Difference | None:
@@ -74,6 +75,7 @@ def _end_difference(episode: Episode, result: GameResult | None) -> Difference |
     pairs: list[tuple[str, Any, Any]] = [("status", episode.status.value, _status(episode, result))]
     if result is None:
         pairs += [("rewards", episode.rewards, None), ("offender", episode.offender, None)]
+        pairs += [("player_info", episode.player_info, ())]
     else:
         ends = ("rewards", "offender", "reason", "player_info")
         pairs += [(name, getattr(episode, name), getattr(result, name)) for name in ends]

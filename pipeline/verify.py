@@ -223,10 +223,12 @@ class _Verification:
 def _check_rows(game: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], run_id: str) -> None:
     """What must hold before the rows of one game can be made into an episode, and what an episode cannot show."""
     players = range(game["num_players"])
+    if not players:
+        raise DatasetError(f"num_players: stored {game['num_players']}, expected at least 1")
     if game["run_id"] != run_id:
         raise DatasetError(f"run_id: stored {game['run_id']!r}, expected {run_id!r}, as the games before it")
     indexes = [step["step_index"] for step in steps]
-    if indexes != list(range(game["turns"])):
+    if len(indexes) != game["turns"] or indexes != list(range(len(indexes))):
         gap = next((at for at, index in enumerate(indexes) if at != index), len(indexes))
         raise DatasetError(f"step {gap}: {len(indexes)} rows in steps/, expected {game['turns']} by turns, from 0 on")
     if game["offender"] is not None and game["offender"] not in players:
@@ -235,6 +237,9 @@ def _check_rows(game: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], run
         at, logprobs = step["step_index"], step["logprobs"]
         if step["player_id"] not in players:
             raise DatasetError(f"step {at}, player_id: stored {step['player_id']}, expected 0 to {players[-1]}")
+        for name in ("prompt_ids", "completion_ids", "logprobs"):
+            if None in step[name]:
+                raise DatasetError(f"step {at}, {name}: holds null, expected a number in each place")
         if len(logprobs) != len(step["completion_ids"]):
             raise DatasetError(
                 f"step {at}, logprobs: {len(logprobs)} values for {len(step['completion_ids'])} completion_ids"

@@ -43,6 +43,7 @@ _BY_PLAYER = (
     "action_sampler",
     "sampling",
 )
+_NULL_FOR_SOME = frozenset({"policy_version", "adapter_uid", "adapter_path", "sampling"})
 
 
 def spec_from_row(row: _Row) -> GameSpec:
@@ -52,8 +53,12 @@ def spec_from_row(row: _Row) -> GameSpec:
         DatasetError: a value is none that the column can have, or a list is not as long as there are players.
     """
     row = _unescaped(row)
+    if row["num_players"] < 1:
+        raise DatasetError(f"column 'num_players' holds {row['num_players']}, expected at least 1")
     for name in _BY_PLAYER:
         _check_length(row, name)
+        if name not in _NULL_FOR_SOME and None in row[name]:
+            raise DatasetError(f"column {name!r} holds {row[name]}, expected a text for each player")
     plain = ("run_id", "game_id", "env_id", "num_players", "seed", "group_id", "group_index", "attempt")
     limits = ("error_allowance", "max_turns", "time_limit_s")
     return GameSpec(
@@ -154,6 +159,9 @@ def _step(row: _Row) -> Step:
 def _unescaped(row: _Row) -> _Row:
     """The row with its texts as they were before UTF-8 could not hold them."""
     columns = row["escaped"] or ()
+    unknown = [name for name in columns if name not in row]
+    if unknown:
+        raise DatasetError(f"column 'escaped' holds {columns}, of which {unknown[0]!r} is no column")
     return {**row, **{name: _unescaped_value(row[name]) for name in columns}} if columns else row
 
 
