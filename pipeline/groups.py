@@ -6,6 +6,7 @@ its games with each other need to know of every one, so a group that lost some s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Literal, get_args
@@ -93,5 +94,6 @@ class GroupGate:
                 self._buffer.add_player_trajectory(trajectory, member.spec.env_id)
 
     def _counts_in(self, trajectory: Trajectory) -> bool:
-        paid = trajectory.final_reward is not None or trajectory.status is Status.TRUNCATED
+        reward = trajectory.final_reward
+        paid = (reward is not None and math.isfinite(reward)) or trajectory.status is Status.TRUNCATED
         return trajectory.status in self._accepted and paid

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections import Counter
@@ -19,7 +20,7 @@ SUMMARY_VERSION = 1
 
 @dataclass
 class PlayerTally:
-    """How one player of an environment fared, over games that reached a result."""
+    """How one player of an environment fared, over games that reached a result; rewards are the finite ones."""
 
     wins: int = 0
     draws: int = 0
@@ -64,7 +65,7 @@ class EnvironmentTally:
         while len(self.players) < len(rewards):
             self.players.append(PlayerTally())
         for player, reward in zip(self.players, rewards, strict=False):
-            if reward is not None:
+            if reward is not None and math.isfinite(reward):
                 player.rewards += 1
                 player.reward_sum += reward
         if len(rewards) == 1:

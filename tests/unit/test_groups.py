@@ -103,6 +103,16 @@ def test_a_group_with_a_failed_game_is_delivered_with_its_count(status: Status) 
     assert gate.counts() == {"size": 3, "complete": 0, "incomplete": 1, "dropped": 0}
 
 
+@pytest.mark.parametrize("odd", [None, float("nan"), float("inf")])
+def test_a_game_that_paid_no_finite_number_does_not_count(odd: float | None) -> None:
+    buffer = StepBuffer()
+    gate = GroupGate(buffer, 2)
+    gate.add(member(0))
+    gate.add(member(1, rewards=(odd, odd)))
+    assert gate.counts() == {"size": 2, "complete": 0, "incomplete": 1, "dropped": 0}
+    assert (buffer.size(), buffer.stats().episodes) == (2, 1)
+
+
 @pytest.mark.parametrize("status", [*FAILURES, Status.TRUNCATED])
 def test_or_it_is_dropped_whole_and_counted(status: Status) -> None:
     buffer = StepBuffer()

@@ -59,6 +59,15 @@ def test_submitted_equals_the_sum_of_the_statuses_by_lane_and_in_all(tmp_path: P
     assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
 
 
+def test_rewards_that_are_no_finite_number_leave_the_summary_readable() -> None:
+    ledger = Ledger("run")
+    spec = game(0, Mode.TRAIN, (POLICY, POLICY))
+    ledger.submit([spec])
+    ledger.finish(played(spec, Status.COMPLETED, (float("nan"), 1.0)))
+    summary = json.loads(json.dumps(ledger.summary(), allow_nan=False))
+    assert [(p["rewards"], p["reward_sum"]) for p in summary["environments"][0]["players"]] == [(0, 0.0), (1, 1.0)]
+
+
 def test_results_by_player_leave_out_games_without_a_result() -> None:
     summary = full_ledger().summary()
     kuhn_train = next(row for row in summary["environments"] if (row["env_id"], row["mode"]) == ("Kuhn", "train"))
