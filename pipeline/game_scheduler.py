@@ -6,21 +6,21 @@ exactly one episode, whatever happens to its worker, its engine or the driver's 
 
 from __future__ import annotations
 
-import logging
 import random
+import threading
 import time
 import uuid
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from statistics import fmean
 from typing import Any
 
 from distributed import Client, get_client
 
 from pipeline.api_keys import require_keys
 from pipeline.config import VLLMConfig
+from pipeline.endings import Endings
 from pipeline.engine_pool import EnginePool
 from pipeline.env_samplers import BaseEnvSampler
 from pipeline.environments import check_environments_of
@@ -33,14 +33,14 @@ from pipeline.ledger import Ledger, Snapshot, unplayed
 from pipeline.model_samplers import BaseModelSampler
 from pipeline.placement import LANES_BY_PRIORITY
 from pipeline.replay import ReplayBuffer
+from pipeline.staleness import Admission
 from pipeline.tracking import BaseTracker
-from tasks.contracts import Episode, GameSpec, Mode, Role, Status
-from tasks.errors import ConfigError, SelfplayError, TooManyFailuresError, boundary
+from tasks.contracts import Episode, GameSpec, Mode, Status
+from tasks.errors import ConfigError, boundary
 
 TICK_S = 0.25
 CANCEL_GRACE_S = 10.0
 GAUGES_EVERY_S = 1.0
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,10 @@ class GameScheduler:
         store: keeps every episode; None keeps none.
         seed: the same seed and configuration give the same sequence of games.
         options: how to bear with trouble.
+        admission: says how many training games may begin; None leaves that to the quota alone.
+
+    What others want to look at or change in the middle of a collection they do while they hold `between_games`: the
+    collecting thread holds it whenever it deals with games.
 
     Raises:
         ConfigError: a setting is wrong, or there is no such environment.
@@ -97,6 +101,7 @@ class GameScheduler:
         store: BaseEpisodeStore | None = None,
         seed: int = 0,
         options: SchedulerOptions | None = None,
+        admission: Admission | None = None,
     ) -> None:
         check_environments_of([*env_sampler.train, *env_sampler.evaluation])
         self.run_id = uuid.uuid4().hex[:12]
@@ -112,12 +117,22 @@ class GameScheduler:
         self._client = client
         self._seed = seed
         group_size = self._options.group_size
-        self._gate = GroupGate(buffer, group_size, self._options.incomplete_groups)
+        self.between_games = threading.RLock()
+        self._admission = admission
+        self._endings = Endings(
+            self.ledger,
+            tracker,
+            store,
+            GroupGate(buffer, group_size, self._options.incomplete_groups),
+            model_sampler,
+            env_sampler,
+            admission,
+            self._options.max_consecutive_failures,
+        )
         self._specs = SpecBuilder(self.run_id, self._vllm, env_sampler, model_sampler, action_sampler, seed, group_size)
         self._kept_pool: EnginePool | None = None
         self._waiting: dict[Mode, deque[GameSpec]] = {mode: deque() for mode in Mode}
         self._events: deque[Event] = deque()
-        self._failures_in_a_row = 0
         self._gauges_at = 0.0
 
     def __enter__(self) -> GameScheduler:
@@ -160,17 +175,18 @@ class GameScheduler:
                 self._play(pool, interrupts)
             except BaseException as error:
                 self.ledger.stopped_by = f"{type(error).__name__}: {error}"
-                cancelled = self._cancel_all(pool)
-                # The error that ended the collection is the one to raise, not what the buffer now says of the rest.
-                with boundary():
-                    self._offer(cancelled)
+                with self.between_games:
+                    cancelled = self._cancel_all(pool)
+                    # The error that ended the collection is the one to raise, not what the buffer now says of the rest.
+                    with boundary():
+                        self._endings.offer(cancelled)
                 raise
             finally:
                 if self.snapshot is not None:
                     self.snapshot = replace(self.snapshot, stage="stopping engines")
                 self.ledger.finished_at = time.time()
                 self.ledger.engines = dict(pool.figures)
-                self.ledger.groups = self._gate.counts()
+                self.ledger.groups = self._endings.gate.counts()
                 if self._store is not None:
                     self._store.flush()
             if interrupts.draining:
@@ -191,19 +207,22 @@ class GameScheduler:
 
     def _play(self, pool: EnginePool, interrupts: Interrupts) -> None:
         while not interrupts.cancelling:
-            stopping = interrupts.draining or (bool(pool.ready) and not self._buffer.continue_collection())
-            self._submit(pool, new_games=not stopping)
-            self._report(pool)
-            if stopping and not len(pool.games) and not any(self._waiting.values()):
-                break
+            with self.between_games:
+                stopping = interrupts.draining or (bool(pool.ready) and not self._buffer.continue_collection())
+                self._submit(pool, new_games=not stopping)
+                self._report(pool)
+                if stopping and not len(pool.games) and not any(self._waiting.values()):
+                    break
             self._events.extend(pool.games.events(TICK_S))
-            while self._events:
-                event = self._events.popleft()
-                pool.note(event)
-                self._deal_with(event)
-            pool.check()
+            with self.between_games:
+                while self._events:
+                    event = self._events.popleft()
+                    pool.note(event)
+                    self._deal_with(event)
+                pool.check()
         else:
-            self._offer(self._cancel_all(pool))
+            with self.between_games:
+                self._endings.offer(self._cancel_all(pool))
         self.ledger.stopped_by = {0: "buffer", 1: "interrupt"}.get(interrupts.count, "cancel")
 
     def _submit(self, pool: EnginePool, *, new_games: bool) -> None:
@@ -212,10 +231,12 @@ class GameScheduler:
             for lane in LANES_BY_PRIORITY:
                 for _ in range(pool.balancer.room(lane)):
                     waiting = self._waiting[lane]
-                    if not waiting and new_games:
+                    if not waiting and new_games and self._admits(lane):
                         # A group is begun as a whole, and finished: what there is no room for yet waits its turn.
                         specs = self._specs.train_group() if lane is Mode.TRAIN else [self._specs.evaluation()]
                         self.ledger.submit(specs)
+                        if self._admission is not None:
+                            self._admission.started(specs)
                         waiting.extend(specs)
                     if not waiting:
                         break
@@ -224,55 +245,21 @@ class GameScheduler:
             # An error of the user's sampler must not lose the games that were placed before it.
             pool.games.submit(batch)
 
+    def _admits(self, lane: Mode) -> bool:
+        return lane is Mode.EVAL or self._admission is None or self._admission.room() > 0
+
     def _deal_with(self, event: Event) -> None:
         match event:
             case EngineReported(figures):
                 self._tracker.log_engine(figures)
             case GameEnded(episode):
-                self._finish(episode)
+                self._endings.finish(episode)
             case GameLost(spec, _, reason):
                 if spec.attempt < self._options.retries:
                     self.ledger.retry()
                     self._waiting[spec.mode].append(replace(spec, attempt=spec.attempt + 1))
                 else:
-                    self._finish(unplayed(spec, Status.FAILED, f"{reason} ({spec.attempt + 1} attempts)"))
-
-    def _finish(self, episode: Episode) -> None:
-        """One game's one row, then what others learn from it."""
-        self._record(episode)
-        self._model_sampler.registry.record(episode)
-        self._model_sampler.update(episode)
-        self._offer([episode])
-        if episode.spec.mode is Mode.TRAIN and episode.rewards is not None:
-            self._tell_env_sampler(episode)
-        self._watch_failures(episode)
-
-    def _offer(self, episodes: Iterable[Episode]) -> None:
-        """Let the buffer have what there is to learn from games that ended, as soon as their groups are whole."""
-        for episode in episodes:
-            if episode.spec.mode is Mode.TRAIN:
-                self._gate.add(episode)
-
-    def _tell_env_sampler(self, episode: Episode) -> None:
-        earned: dict[Role, list[float]] = defaultdict(list)
-        for agent, reward in zip(episode.spec.agents, episode.rewards or (), strict=True):
-            if reward is not None:
-                earned[agent.role].append(reward)
-        if earned[Role.ACTOR]:
-            opponents = earned[Role.OPPONENT]
-            self._env_sampler.update(fmean(earned[Role.ACTOR]), fmean(opponents) if opponents else None)
-
-    def _watch_failures(self, episode: Episode) -> None:
-        if episode.status is Status.CANCELLED:
-            return
-        self._failures_in_a_row = self._failures_in_a_row + 1 if episode.status is Status.FAILED else 0
-        if self._failures_in_a_row >= self._options.max_consecutive_failures:
-            spec = episode.spec
-            raise TooManyFailuresError(
-                f"{self._failures_in_a_row} games in a row failed, which is the most allowed "
-                f"(max_consecutive_failures). The last one, {spec.game_id} of {spec.env_id}, said: {episode.reason}. "
-                "Look at `reason` in the episodes' shards; `selfplay show RUN` lists them"
-            )
+                    self._endings.finish(unplayed(spec, Status.FAILED, f"{reason} ({spec.attempt + 1} attempts)"))
 
     def _cancel_all(self, pool: EnginePool) -> list[Episode]:
         """End every game that is out and record it; what does not answer in time is recorded as never played.
@@ -293,7 +280,7 @@ class GameScheduler:
             while self._events:
                 event = self._events.popleft()
                 if isinstance(event, GameEnded):
-                    self._record_at_the_end(event.episode)
+                    self._endings.record_at_the_end(event.episode)
                     ended.append(event.episode)
                 elif isinstance(event, GameLost):
                     waiting.append(event.spec)
@@ -303,26 +290,10 @@ class GameScheduler:
                 self._events.extend(pool.games.events(TICK_S))
         for spec in waiting + pool.games.specs:
             ended.append(unplayed(spec, Status.CANCELLED, "cancelled before it was played to its end"))
-            self._record_at_the_end(ended[-1])
+            self._endings.record_at_the_end(ended[-1])
         with boundary():
             pool.games.abandon()
         return ended
-
-    def _record(self, episode: Episode) -> None:
-        self.ledger.finish(episode)
-        if self._store is not None:
-            self._store.add(episode)
-        self._tracker.log_episode(episode)
-
-    def _record_at_the_end(self, episode: Episode) -> None:
-        """Record a game of a run that ends: a store or tracker that fails must not cost the games after it."""
-        try:
-            with boundary() as caught:
-                self._record(episode)
-        except SelfplayError as error:
-            caught.error = error
-        if caught.error is not None:
-            logger.warning("game %s of a run that ends: %s", episode.spec.game_id, caught.summary)
 
     def _report(self, pool: EnginePool) -> None:
         """Refresh the snapshot, and about once a second the tracker's gauges."""
