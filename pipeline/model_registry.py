@@ -7,106 +7,55 @@ mirror game: it is counted, and says nothing about strength.
 from __future__ import annotations
 
 import itertools
-import math
 import os
-from dataclasses import dataclass, field
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from pydantic import TypeAdapter, ValidationError
 
+from pipeline.adapter_versions import write_version
+from pipeline.model_results import ModelResults, PairResults, Tally
 from pipeline.ratings import RATED, ModelRating, Ratings
-from tasks.contracts import Episode, Mode, ModelRef
+from tasks.adapter_files import check_adapter
+from tasks.adapter_manifest import Manifest, file_digests
+from tasks.base_model import BaseModel
+from tasks.contracts import Episode, LoraSpec, Mode, ModelKind, ModelRef
 from tasks.errors import ConfigError, DatasetError
 from tasks.names import nearest
-from tasks.outcomes import Outcome, forfeits, outcomes, solved
-
-
-@dataclass
-class Tally:
-    """Results of one side; `games` is the sum of the others. A win by another's illegal move is a forfeit win only."""
-
-    games: int = 0
-    wins: int = 0
-    draws: int = 0
-    losses: int = 0
-    forfeit_wins: int = 0
-
-    def add(self, outcome: Outcome | None, forfeit: bool) -> None:
-        """Count one result; None is no result."""
-        if outcome is None:
-            return
-        self.games += 1
-        self.wins += outcome is Outcome.WIN and not forfeit
-        self.draws += outcome is Outcome.DRAW
-        self.losses += outcome is Outcome.LOSS
-        self.forfeit_wins += forfeit
-
-
-@dataclass
-class SinglePlayerTally:
-    """Games for one player. `solved` counts those with a reward of 1 or more."""
-
-    games: int = 0
-    reward_sum: float = 0.0
-    solved: int = 0
-
-    @property
-    def mean_reward(self) -> float | None:
-        """Mean raw reward; None before the first game."""
-        return self.reward_sum / self.games if self.games else None
-
-    def add(self, reward: float | None) -> None:
-        """Count one game; one without a finite reward has no result."""
-        if reward is None or not math.isfinite(reward):
-            return
-        self.games += 1
-        self.reward_sum += reward
-        self.solved += solved(reward)
-
-
-@dataclass
-class ModelResults:
-    """One model in one lane. `versus` has a result for each of its players in games with other models."""
-
-    uid: str
-    mode: Mode
-    versus: Tally = field(default_factory=Tally)
-    single_player: SinglePlayerTally = field(default_factory=SinglePlayerTally)
-    mirror_games: int = 0
-
-
-@dataclass
-class PairResults:
-    """One model against another in one lane, from the first one's side: a result for each two players of a game."""
-
-    uid: str
-    against: str
-    mode: Mode
-    results: Tally = field(default_factory=Tally)
+from tasks.outcomes import forfeits, outcomes
 
 
 @dataclass
 class _File:
-    """The content of `registry.json`. A change that readers would notice makes a new `version`; 1 had no ratings."""
+    """The content of `registry.json`. A change that readers would notice makes a new `version`.
 
-    version: Literal[1, 2]
+    1 had no ratings, 2 no parents: `parents` has the model that each published version was trained from, by uid.
+    """
+
+    version: Literal[1, 2, 3]
     current: str
     models: list[ModelRef]
     results: list[ModelResults]
     pairs: list[PairResults]
     ratings: list[ModelRating] = field(default_factory=list)
+    parents: dict[str, str] = field(default_factory=dict)
 
 
 _FILE = TypeAdapter(_File)
+ADAPTERS = "adapters"
 
 
 class ModelRegistry:
-    """The models of a run, the current checkpoint among them, and their results. For one thread, the driver's.
+    """The models of a run, the current checkpoint among them, and their results.
+
+    Games may be recorded in one thread while another publishes.
 
     Args:
         policy: the checkpoint in training.
-        path: where `save` writes.
+        path: where `save` writes; `publish` writes to `adapters/` beside it.
     """
 
     def __init__(self, policy: ModelRef, path: Path | None = None) -> None:
@@ -115,7 +64,9 @@ class ModelRegistry:
         self._models = {policy.uid: policy}
         self._results: dict[tuple[str, Mode], ModelResults] = {}
         self._pairs: dict[tuple[str, str, Mode], PairResults] = {}
+        self._parents: dict[str, str] = {}
         self._ratings = Ratings()
+        self._lock = threading.RLock()
 
     def __eq__(self, other: object) -> bool:
         """Whether both hold the same models and results, wherever they are saved."""
@@ -145,6 +96,65 @@ class ModelRegistry:
         known = self._models.setdefault(model.uid, model)
         if known != model:
             raise ConfigError(f"two models share the uid {model.uid!r}: {known} and now {model}; give one a new uid")
+
+    def publish(
+        self, files: Mapping[str, bytes], *, base: BaseModel, lora: LoraSpec, step: int, algorithm: str
+    ) -> ModelRef:
+        """Make these weights the policy's next version: games submitted from now on play with it.
+
+        A new folder `adapters/UID/` beside the registry's file holds it; the registry itself is not saved. The new
+        version begins with its parent's rating, a little less certain. Whatever is raised, the policy stays as it was.
+
+        Args:
+            files: `adapter_config.json` and `adapter_model.safetensors`, as PEFT saves them.
+            base: the model it was trained on.
+            lora: what the engines were started for.
+            step: the learning step it comes from.
+            algorithm: the algorithm that step was taken with.
+
+        Raises:
+            AdapterError: engines could not serve it; as `tasks.adapter_files.check_adapter` says.
+            ConfigError: the registry was made without a path, or what trains has no versions.
+            OSError: the folder cannot be written.
+        """
+        parent = self.current()
+        if self.path is None or parent.policy_version is None:
+            raise ConfigError(
+                f"{parent.uid!r} cannot have a next version: the registry's path is {self.path}, the policy's version "
+                f"{parent.policy_version}; expected ModelRegistry(policy, path) with a policy that has versions"
+            )
+        version = parent.policy_version + 1
+        manifest = Manifest(
+            uid=f"{parent.uid.partition('@')[0]}@{version}",
+            policy_version=version,
+            parent=parent.uid,
+            step=step,
+            algorithm=algorithm,
+            base_model=base.name,
+            base_fingerprint=base.fingerprint,
+            files=file_digests(files),
+        )
+        adapter = write_version(
+            self.path.parent / ADAPTERS, manifest, files, lambda folder: check_adapter(folder, base.shapes, lora)
+        )
+        model = ModelRef(adapter.uid, ModelKind.ENGINE, version, adapter)
+        with self._lock:
+            self.add(model)
+            self._parents[model.uid] = parent.uid
+            self._ratings.inherit(model.uid, parent.uid)
+            self._policy = model
+        return model
+
+    def lineage(self, uid: str) -> tuple[str, ...]:
+        """The uids of a model and of those it was trained from, newest first.
+
+        Raises:
+            ConfigError: there is no such model.
+        """
+        line = [self.get(uid).uid]
+        while line[-1] in self._parents:
+            line.append(self._parents[line[-1]])
+        return tuple(line)
 
     def get(self, uid: str) -> ModelRef:
         """The model with this uid.
@@ -193,6 +203,10 @@ class ModelRegistry:
 
         Games without a trainable end leave no result. Ratings depend on the order in which games are recorded.
         """
+        with self._lock:
+            self._record(episode)
+
+    def _record(self, episode: Episode) -> None:
         for agent in episode.spec.agents:
             self.add(agent.model)
         if episode.status not in RATED or episode.rewards is None:
@@ -228,14 +242,16 @@ class ModelRegistry:
         return self._pairs.setdefault((uid, against, mode), PairResults(uid, against, mode)).results
 
     def _content(self) -> _File:
-        return _File(
-            version=2,
-            current=self._policy.uid,
-            models=[model for _, model in sorted(self._models.items())],
-            results=[results for _, results in sorted(self._results.items())],
-            pairs=[pair for _, pair in sorted(self._pairs.items())],
-            ratings=self._ratings.all(),
-        )
+        with self._lock:
+            return _File(
+                version=3,
+                current=self._policy.uid,
+                models=[model for _, model in sorted(self._models.items())],
+                results=[results for _, results in sorted(self._results.items())],
+                pairs=[pair for _, pair in sorted(self._pairs.items())],
+                ratings=self._ratings.all(),
+                parents=dict(self._parents),
+            )
 
     def save(self) -> None:
         """Write everything to `path` as JSON, atomically: a reader finds the old state or the new one.
@@ -257,12 +273,14 @@ class ModelRegistry:
     def load(cls, path: Path) -> ModelRegistry:
         """Read what `save` wrote. A file of version 1 has no ratings: they begin anew.
 
+        Published versions are looked for beside the file, wherever it was when they were published.
+
         Raises:
             DatasetError: the file is missing, garbled or of another version.
         """
         try:
             content = _FILE.validate_json(path.read_bytes())
-            models = {model.uid: model for model in content.models}
+            models = {model.uid: _beside(path, model) for model in content.models}
             registry = cls(models[content.current], path)
         except OSError as error:
             raise _unreadable(path, error.strerror or str(error)) from error
@@ -276,12 +294,21 @@ class ModelRegistry:
         registry._results = {(found.uid, found.mode): found for found in content.results}
         registry._pairs = {(found.uid, found.against, found.mode): found for found in content.pairs}
         registry._ratings = Ratings(content.ratings)
+        registry._parents = content.parents
         return registry
+
+
+def _beside(path: Path, model: ModelRef) -> ModelRef:
+    """The same model, with the folder of a published version where it is now."""
+    if model.policy_version is None or model.adapter is None:
+        return model
+    folder = path.parent / ADAPTERS / model.adapter.uid
+    return replace(model, adapter=replace(model.adapter, path=str(folder)))
 
 
 def _unreadable(path: Path, reason: str) -> DatasetError:
     return DatasetError(
-        f"{path} cannot be read as a model registry ({reason}); expected the registry.json of a run, version 1 or 2. "
+        f"{path} cannot be read as a model registry ({reason}); expected the registry.json of a run, version 1 to 3. "
         "Take it from a run folder written by this version, or start a new registry: counts can be made again from the "
         "run's episodes"
     )

@@ -20,6 +20,7 @@ from tasks.outcomes import outcomes, solved
 
 RATED = frozenset({Status.COMPLETED, Status.ILLEGAL_MOVE})
 ENVIRONMENT = "environment:"
+INHERITED_GAMES = 25
 _SYSTEM = trueskill.TrueSkill()
 
 
@@ -58,6 +59,17 @@ class Ratings:
     def of(self, uid: str) -> ModelRating:
         """The rating of one model; where it has not played, the one that everybody starts with."""
         return self._ratings.get(uid, ModelRating(uid))
+
+    def inherit(self, uid: str, parent: str) -> None:
+        """Begin a new model where the one it was made from stands, and less sure of it; a parent unknown leaves none.
+
+        TrueSkill's own step between two games adds tau^2 to the variance (Herbrich et al., section 3). A new model may
+        have moved as far as `INHERITED_GAMES` games' worth of that; never does it know less than one that is new.
+        """
+        known = self._ratings.get(parent)
+        if known is not None:
+            sigma = math.sqrt(known.sigma**2 + INHERITED_GAMES * _SYSTEM.tau**2)
+            self._ratings[uid] = ModelRating(uid, known.mu, min(sigma, _SYSTEM.sigma))
 
     def rate(self, episode: Episode) -> None:
         """Move the ratings of those who played one game; a game without two sides to compare moves none."""

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.model_registry import ModelRegistry, Tally
+from pipeline.model_registry import ModelRegistry
+from pipeline.model_results import Tally
 from tasks.contracts import AdapterRef, AgentSpec, Episode, GameSpec, Mode, ModelKind, ModelRef, Role, Status
 from tasks.errors import ConfigError, DatasetError
 
@@ -169,7 +170,7 @@ def test_what_was_saved_loads_as_an_equal_registry_that_goes_on_counting(tmp_pat
 def test_the_file_is_plain_json_with_a_version(tmp_path: Path) -> None:
     full_registry(tmp_path / "registry.json").save()
     content = json.loads((tmp_path / "registry.json").read_text())
-    assert content["version"] == 2
+    assert content["version"] == 3
     assert content["current"] == "policy@0"
     assert content["pairs"][0]["against"] == "policy@0"
     assert [path.name for path in tmp_path.iterdir()] == ["registry.json"]
@@ -194,7 +195,7 @@ def test_ratings_are_kept_with_the_results_and_a_file_from_before_them_loads(tmp
     assert older.ratings() == []
     assert older.pair("policy@0", "scripted:random", Mode.TRAIN).wins == 1
     older.save()
-    assert json.loads(path.read_text())["version"] == 2
+    assert json.loads(path.read_text())["version"] == 3
 
 
 def test_a_model_that_has_not_been_rated_has_the_starting_rating_and_an_unknown_one_none() -> None:
@@ -239,7 +240,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"version": 3}, r"version: Input should be 1 or 2"),
+        ({"version": 4}, r"version: Input should be 1, 2 or 3"),
         ({"current": "policy@7"}, r"current: 'policy@7' is none of its models"),
         ({"models": [{"uid": "policy@0"}]}, r"models\.0\.kind: Field required"),
         ({"pairs": "none"}, r"pairs: Input should be a valid"),
@@ -250,7 +251,7 @@ def test_a_file_of_another_shape_is_refused(tmp_path: Path, change: dict[str, ob
     full_registry(path).save()
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(
-        DatasetError, match=rf"\({reason}.*\); expected the registry\.json of a run, version 1 or 2\. Take it"
+        DatasetError, match=rf"\({reason}.*\); expected the registry\.json of a run, version 1 to 3\. Take it"
     ):
         ModelRegistry.load(path)
 
