@@ -1,7 +1,7 @@
 """Pure functions that turn the rewards of a batch into advantages. Standard library only.
 
-All keep the order and the length. One reward alone, or rewards that are all equal, say nothing about what to do more of:
-their advantages are exactly 0, never NaN.
+All keep the order and the length. One reward alone, or rewards that are all equal, say nothing about what to do more
+of: their advantages are exactly 0, never NaN.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NOISE = 1e-9  # a spread below this share of the largest reward is rounding, no
 def z_score(rewards: Sequence[float]) -> list[float]:
     """(reward - mean) / standard deviation of the batch (population: divided by n)."""
     centred = mean_only(rewards)
-    spread = math.sqrt(statistics.fmean(value * value for value in centred)) if centred else 0.0
+    spread = math.hypot(*centred) / math.sqrt(max(len(centred), 1))
     return [value / spread for value in centred] if spread else centred
 
 

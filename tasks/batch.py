@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Protocol
 
@@ -69,18 +70,33 @@ def check_sample(sample: LearnerSample) -> None:
         )
 
 
-def spans_with_logprobs(sample: LearnerSample) -> Iterator[tuple[tuple[int, int], tuple[float, ...], float]]:
-    """Each step of a sequence: its span, its recorded log-probabilities, its reward."""
+@dataclass(frozen=True)
+class Span:
+    """One step of a sequence: its completion, [start, stop) in the tokens, and what was recorded of it."""
+
+    start: int
+    stop: int
+    logprobs: tuple[float, ...]
+    reward: float
+
+    @property
+    def flagged(self) -> bool:
+        """Whether its recorded log-probabilities are not all finite, so that it must not be trained on."""
+        return not all(map(math.isfinite, self.logprobs))
+
+
+def spans_of(sample: LearnerSample) -> Iterator[Span]:
+    """The steps of a sequence, in order."""
     begin = 0
-    for span, reward in zip(sample.spans, sample.rewards, strict=True):
-        end = begin + span[1] - span[0]
-        yield span, sample.logprobs[begin:end], reward
+    for (start, stop), reward in zip(sample.spans, sample.rewards, strict=True):
+        end = begin + stop - start
+        yield Span(start, stop, sample.logprobs[begin:end], reward)
         begin = end
 
 
-def is_flagged(logprobs: Sequence[float]) -> bool:
-    """Whether a step's recorded log-probabilities are not all finite, so that it must not be trained on."""
-    return not all(map(math.isfinite, logprobs))
+def trained_spans(sample: LearnerSample) -> Iterator[Span]:
+    """The steps of a sequence that have tokens to train, and are not flagged."""
+    return (span for span in spans_of(sample) if span.logprobs and not span.flagged)
 
 
 def micro_batches(samples: Sequence[LearnerSample], budget: int) -> list[list[LearnerSample]]:

@@ -74,7 +74,8 @@ class LearnerSpec:
     `schedule` ("constant", "cosine" or "linear") down to 0 at `total_steps`. `max_grad_norm` None clips nothing. A
     batch is one step of the optimiser; its gradient is accumulated over micro-batches of `micro_batch_tokens` tokens,
     padding included. `dtype` "auto" is float32 on a CPU and bfloat16 on a GPU. `checkpoint_dir` is storage that all
-    learner workers see. `max_skipped` steps in a row without a finite loss and gradient are an error.
+    learner workers see; the newest `keep_checkpoints` versions stay there. `max_skipped` steps in a row without a
+    finite loss and gradient are an error.
     """
 
     model_name: str
@@ -96,5 +97,6 @@ class LearnerSpec:
     micro_batch_tokens: int = 4096
     dtype: str = "auto"
     gradient_checkpointing: bool = True
+    keep_checkpoints: int = 3
     max_skipped: int = 3
     seed: int = 0
