@@ -13,8 +13,11 @@ T = TypeVar("T")
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """A hint to append to an error, such as ` Did you mean 'boxed'?`; empty when no valid name is close."""
-    close = difflib.get_close_matches(name, list(valid), n=3)
+    """A hint to append to an error, such as ` Did you mean 'boxed'?`; empty when no valid name is close or holds it."""
+    names = list(valid)
+    close = difflib.get_close_matches(name, names, n=3)
+    if not close and len(name) > 2:
+        close = [longer for longer in names if name.lower() in longer.lower()][:3]
     return f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
 
 

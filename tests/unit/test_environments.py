@@ -110,6 +110,10 @@ class TestChecking:
     def test_a_pattern_without_a_match_is_refused_with_the_nearest(self) -> None:
         with pytest.raises(ConfigError, match=r"no environment's id matches 'KuhnPocker-v0'.* Did you mean 'KuhnPoker"):
             check_environments("KuhnPocker-v0")
+        with pytest.raises(
+            ConfigError, match=r"matches 'kuhn'; `selfplay envs` lists them\. Did you mean 'KuhnPoker-v0"
+        ):
+            check_environments("kuhn")
 
     def test_one_that_hangs_and_one_that_crashes_cost_their_attempt_only(self) -> None:
         with TrialProcess(5.0) as process:
@@ -172,6 +176,7 @@ class TestRefusals:
     def test_a_wrong_id(self) -> None:
         assert "unknown env_id 'KuhnPocker-v0'" in refused(env_id="KuhnPocker-v0")
         assert "Did you mean 'KuhnPoker-v0'" in refused(env_id="KuhnPocker-v0")
+        assert "Did you mean 'KuhnPoker-v0'" in refused(env_id="kuhn")
 
     @pytest.mark.parametrize(
         ("env_id", "wrong", "right"),
