@@ -50,8 +50,10 @@ class EnginePool:
 
     def __exit__(self, *exc_info: object) -> None:
         self._heap.take_back()
-        self.games.__exit__(*exc_info)
-        unregister(self._client)
+        # A scheduler that is gone cannot be told, and what it would raise here would hide that it is gone.
+        if self._client.status == "running":
+            self.games.__exit__(*exc_info)
+            unregister(self._client)
 
     def plan(self, quotas: Mapping[Mode, int], prefetch: float) -> None:
         """Split these quotas over the engines from now on."""

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from distributed import Client, Future
+from distributed.client import ClosedClientError
 
 from tasks.contracts import EngineFigures, EngineState, Episode, GameSpec, Mode
+from tasks.errors import ClusterError
 from tasks.host import ENGINE_TOPIC, cancel_games
 from tasks.play import play_episode
 
@@ -63,7 +66,7 @@ Event = GameEnded | GameLost | WorkerLeft | EngineReported
 class _Submitted:
     spec: GameSpec
     engine: str
-    future: Future = field(repr=False)
+    future: Future | None = field(default=None, repr=False)
 
 
 class GameFutures:
@@ -93,7 +96,11 @@ class GameFutures:
         return [game.spec for game in self._out.values()]
 
     def submit(self, games: Mapping[str, Sequence[GameSpec]]) -> None:
-        """Submit games, by engine; one `map` per engine and lane, since a pin holds for the whole call."""
+        """Submit games, by engine; one `map` per engine and lane, since a pin holds for the whole call.
+
+        Raises:
+            ClusterError: the scheduler is gone. The games count as out all the same.
+        """
         for engine, specs in games.items():
             for lane in Mode:
                 self._submit_lane(engine, [spec for spec in specs if spec.mode is lane], lane)
@@ -102,19 +109,24 @@ class GameFutures:
         if not specs:
             return
         keys = [f"play-{spec.game_id}-{spec.attempt}-{spec.run_id}" for spec in specs]
-        futures = self._client.map(
-            play_episode,
-            specs,
-            key=keys,
-            workers=[engine],
-            allow_other_workers=False,
-            resources={"SEQ": 1},
-            priority=PRIORITY[lane],
-            pure=False,
-            retries=0,
-        )
-        for key, spec, future in zip(keys, specs, futures, strict=True):
-            self._out[key] = _Submitted(spec, engine, future)
+        # Known before they are sent, so that none is lost where that fails.
+        self._out |= {key: _Submitted(spec, engine) for key, spec in zip(keys, specs, strict=True)}
+        try:
+            futures = self._client.map(
+                play_episode,
+                specs,
+                key=keys,
+                workers=[engine],
+                allow_other_workers=False,
+                resources={"SEQ": 1},
+                priority=PRIORITY[lane],
+                pure=False,
+                retries=0,
+            )
+        except ClosedClientError as error:
+            raise ClusterError(f"the scheduler is gone: no game can be sent ({error}). Its log says why") from error
+        for key, future in zip(keys, futures, strict=True):
+            self._out[key].future = future
         # On the client's own loop at once, since each call from another thread would wake it and wait for it.
         self._client.loop.add_callback(self._listen, futures)
 
@@ -137,11 +149,13 @@ class GameFutures:
         return [*self._collect(done), *notices, *self._lost_with(left)]
 
     def _collect(self, done: list[Future]) -> list[Event]:
-        """Turn finished futures into events. A result whose worker died before it was fetched is a lost attempt."""
+        """Turn finished futures into events. One whose worker or scheduler died before it came is a lost attempt."""
         events: list[Event] = []
         finished = {future.key: future for future in done if future.status == "finished"}
         # `skip` leaves out what is cancelled while we wait, as `_on_cluster_event` does for a worker that left.
-        episodes = self._client.gather(list(finished.values()), errors="skip") if finished else []
+        episodes: list[Episode] = []
+        with suppress(OSError, ClosedClientError):
+            episodes = self._client.gather(list(finished.values()), errors="skip") if finished else []
         fetched = {(episode.spec.game_id, episode.spec.attempt): episode for episode in episodes}
         for future in done:
             game = self._out.pop(future.key)
@@ -166,7 +180,7 @@ class GameFutures:
 
     def abandon(self) -> None:
         """Let go of every game that is still out, without an event."""
-        futures = [game.future for game in self._out.values()]
+        futures = [game.future for game in self._out.values() if game.future is not None]
         self._out.clear()
         if futures:
             self._client.cancel(futures, force=True)
@@ -176,7 +190,7 @@ class GameFutures:
         message = event[1]
         if not isinstance(message, dict) or message.get("action") != "remove-worker":
             return
-        futures = [game.future for game in list(self._out.values()) if game.engine == message["worker"]]
+        futures = [game.future for game in list(self._out.values()) if game.engine == message["worker"] and game.future]
         self._inbox.put(WorkerLeft(message["worker"]))
         if futures:
             await self._client.cancel(futures, asynchronous=True, force=True)

@@ -8,16 +8,18 @@ import threading
 import time
 from pathlib import Path
 
+import dask
 import pytest
 from distributed import Client
 
 from pipeline.replay import StepBuffer, StopConditions
 from pipeline.tracking import NullTracker
 from tasks.contracts import Episode, Trajectory
-from tasks.errors import ConfigError, EngineStartError, TooManyFailuresError
+from tasks.errors import ClusterError, ConfigError, EngineStartError, TooManyFailuresError
 from tasks.shards import read_episodes, read_steps
 from tests.cluster.collections import check_books, kuhn, kuhn_eval, scheduler, stub
 from tests.cluster.conftest import StartCluster
+from tests.processes import DaskProcesses
 
 pytestmark = pytest.mark.cluster
 
@@ -198,3 +200,29 @@ def test_a_killed_worker_costs_no_game(start_cluster: StartCluster, tmp_path: Pa
         statuses = check_books(ledger, tmp_path)
         assert set(statuses) <= {"completed", "illegal_move"}
         assert ledger.retried_attempts >= 1
+
+
+def test_a_scheduler_that_dies_is_the_reason_the_run_gives(
+    processes: DaskProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.engine_pool.NO_ENGINE_PATIENCE_S", 2.0)
+    address = processes.scheduler()
+    processes.worker(address)
+    with dask.config.set({"distributed.comm.timeouts.connect": "3s"}), Client(address) as client:
+        client.wait_for_workers(1)
+        pid = client.run_on_scheduler(os.getpid)
+        games = scheduler(client, tmp_path, stub("orphan", latency_s=0.01), episodes=10_000)
+
+        def kill_it() -> None:
+            while not games.ledger.environments:
+                time.sleep(0.01)
+            os.kill(pid, signal.SIGKILL)
+
+        killer = threading.Thread(target=kill_it)
+        killer.start()
+        with pytest.raises(
+            ClusterError, match=r"no worker with an engine for 2 s.*the connection to|the scheduler is gone"
+        ):
+            games.collect(num_train_workers=4)
+        killer.join()
+        assert check_books(games.ledger, tmp_path)["cancelled"] >= 1
