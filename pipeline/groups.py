@@ -39,7 +39,7 @@ class GroupGate:
 
     Every trajectory says how many games its group has (`group_size`) and how many of them gave its player something to
     learn from (`group_delivered`): a game counts that was `completed` or ended by an `illegal_move` and paid the player
-    something, and a `truncated` one if the buffer accepts these.
+    something, and a `truncated` one if the buffer accepts these; not one whose every step lacks its log-probabilities.
 
     Args:
         buffer: what the trajectories of learning players go to.
@@ -96,4 +96,5 @@ class GroupGate:
     def _counts_in(self, trajectory: Trajectory) -> bool:
         reward = trajectory.final_reward
         paid = (reward is not None and math.isfinite(reward)) or trajectory.status is Status.TRUNCATED
-        return trajectory.status in self._accepted and paid
+        flagged = bool(trajectory.steps) and not any(step.choice.logprobs_ok for step in trajectory.steps)
+        return trajectory.status in self._accepted and paid and not flagged

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -160,6 +161,19 @@ def test_a_player_that_was_paid_nothing_is_missing_from_its_own_count_only() -> 
     gate = GroupGate(buffer, 2)
     gate.add(member(0))
     gate.add(member(1, rewards=(0.5, None)))
+    drawn = buffer.get_batch(buffer.size())
+    counts = {(item.game_id, item.agent.player_id): item.group_delivered for item in drawn}
+    assert counts == {("g-0", 0): 2, ("g-1", 0): 2, ("g-0", 1): 1}
+    assert gate.counts()["incomplete"] == 1
+
+
+def test_a_game_whose_every_step_is_flagged_is_missing_from_its_count() -> None:
+    game = member(1)
+    unlearnable = replace(game.steps[1].choice, completion_ids=(1,), logprobs=(float("nan"),))
+    buffer = StepBuffer()
+    gate = GroupGate(buffer, 2)
+    gate.add(member(0))
+    gate.add(replace(game, steps=(game.steps[0], replace(game.steps[1], choice=unlearnable))))
     drawn = buffer.get_batch(buffer.size())
     counts = {(item.game_id, item.agent.player_id): item.group_delivered for item in drawn}
     assert counts == {("g-0", 0): 2, ("g-1", 0): 2, ("g-0", 1): 1}
