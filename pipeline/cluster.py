@@ -59,7 +59,7 @@ def _local_client(config: ClusterConfig, slots: int) -> Iterator[Client]:
         with _shielded_from_interrupts():
             cluster = _start_cluster(config, games)
             stack.callback(_close, cluster)
-        yield stack.enter_context(Client(cluster))
+        yield stack.enter_context(Client(cluster, direct_to_workers=True))
 
 
 def _start_cluster(config: ClusterConfig, games: int) -> LocalCluster:

@@ -7,6 +7,7 @@ reaches the driver's thread as an event from one queue, whichever thread it happ
 from __future__ import annotations
 
 import queue
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ from tasks.errors import ClusterError
 from tasks.host import ENGINE_TOPIC, cancel_games
 from tasks.play import play_episode
 
+# To fetch ten games costs little more than to fetch one, and the slots of those that ended play what was queued.
+FETCH_AFTER_S = 0.02
 PRIORITY = {Mode.EVAL: 10, Mode.TRAIN: 0}
 
 
@@ -139,6 +142,7 @@ class GameFutures:
         arrived: list[Future | WorkerLeft | EngineReported] = []
         try:
             arrived.append(self._inbox.get(timeout=timeout_s))
+            time.sleep(FETCH_AFTER_S)
             while True:
                 arrived.append(self._inbox.get_nowait())
         except queue.Empty:
