@@ -17,6 +17,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from pipeline.config_errors import IMPORT_PATH, Settings, name_or_path
 from pipeline.config_games import EnvironmentsConfig, EvalEnvSpec, ModelsConfig, TrainEnvSpec
+from pipeline.config_learner import LearnerConfig
 from pipeline.config_opponents import ApiOpponent
 from pipeline.config_vllm import SCRIPTED_MODELS, LoraConfig, VLLMConfig
 from pipeline.config_yaml import override, read_yaml, to_yaml
@@ -32,6 +33,7 @@ __all__ = [
     "CollectConfig",
     "EnvironmentsConfig",
     "EvalEnvSpec",
+    "LearnerConfig",
     "LoraConfig",
     "ModelsConfig",
     "RunConfig",
@@ -98,8 +100,8 @@ class StopConfig(Settings):
 
 
 class BufferConfig(Settings):
-    """What the learner draws from: at most `capacity` steps; `truncated` says whether games cut off at their turn cap
-    are among them."""
+    """What the learner draws from: at most `capacity` steps, by single steps or whole episodes (`kind`); `truncated`
+    says whether games cut off at their turn cap are among them."""
 
     kind: str = "step"
     capacity: int = Field(default=100_000, ge=1)
@@ -109,7 +111,7 @@ class BufferConfig(Settings):
     @field_validator("kind")
     @classmethod
     def _kind(cls, name: str) -> str:
-        return name_or_path(name, ("step",))
+        return name_or_path(name, ("step", "episode"))
 
 
 class StoreConfig(Settings):
@@ -168,7 +170,10 @@ class TrackingConfig(Settings):
 
 
 class RunConfig(Settings):
-    """A whole run. `name` names its folder and its MLflow run; the same config and `seed` give the same games."""
+    """A whole run. `name` names its folder and its MLflow run; the same config and `seed` give the same games.
+
+    `learner` is for training runs; a collection leaves it alone.
+    """
 
     name: str = "run"
     seed: int = Field(default=0, ge=0, le=2**32 - 1)  # vLLM hands it to NumPy, whose seeds end there
@@ -177,6 +182,7 @@ class RunConfig(Settings):
     models: ModelsConfig = ModelsConfig()
     collect: CollectConfig = CollectConfig()
     buffer: BufferConfig = BufferConfig()
+    learner: LearnerConfig | None = None
     store: StoreConfig = StoreConfig()
     cluster: ClusterConfig = ClusterConfig()
     tracking: TrackingConfig = TrackingConfig()

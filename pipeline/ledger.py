@@ -123,6 +123,7 @@ class Ledger:
         self.engines: dict[str, EngineFigures] = {}
         self.buffer: dict[str, Any] = {}
         self.groups: dict[str, int] = {}
+        self.learning: dict[str, Any] = {}
 
     def submit(self, specs: Iterable[GameSpec]) -> None:
         """Games go out for the first time; later attempts are the same game."""
@@ -187,6 +188,7 @@ class Ledger:
             "engines": [asdict(figures) for _, figures in sorted(self.engines.items())],
             "buffer": self.buffer,
             "groups": self.groups,
+            "learning": self.learning,
         }
 
     def write(self, path: Path) -> None:

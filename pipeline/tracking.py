@@ -63,6 +63,9 @@ class BaseTracker(ABC):
     def log_collection(self, metrics: Mapping[str, SupportsFloat | None]) -> None:
         """Take the scheduler's figures as they are now, by name: `in_flight`, `queued`, `games_per_s` and the like."""
 
+    def log_learning(self, metrics: Mapping[str, float], step: int) -> None:  # noqa: B027 - may be left out
+        """Take the figures of learning step `step`, from 0. Called from the learning thread; nothing by default."""
+
     @abstractmethod
     def finish(self, status: RunStatus) -> None:
         """Write what is left and close the run as `status`. Only the first call counts; later reports are ignored."""
@@ -132,6 +135,7 @@ class MLflowTracker(BaseTracker):
         self._window_s = window_s
         self._metrics = RunMetrics(time.monotonic())
         self._transcripts = TranscriptSample()
+        self._learned: list[tuple[dict[str, float], int]] = []
         self._lock = threading.Lock()
         self._status: RunStatus | None = None
         self._stop = threading.Event()
@@ -174,6 +178,12 @@ class MLflowTracker(BaseTracker):
             if self._status is None:
                 self._metrics.add_collection(metrics)
 
+    def log_learning(self, metrics: Mapping[str, float], step: int) -> None:
+        """Report the figures of one learning step, under `learning/`, at that step."""
+        with self._lock:
+            if self._status is None:
+                self._learned.append(({f"learning/{name}": value for name, value in metrics.items()}, step))
+
     def finish(self, status: RunStatus) -> None:
         """Write what is left and close the run; gives up after `CLOSE_TIMEOUT_S` seconds with a warning.
 
@@ -215,8 +225,11 @@ class MLflowTracker(BaseTracker):
             values = self._metrics.close(time.monotonic())
             step, engines = self._metrics.episodes, dict(self._metrics.engines)
             sampled = self._transcripts.take_new()
+            learned, self._learned = self._learned, []
         self._run.add_engines(engines)
         self._run.add_metrics(values, step)
+        for figures, learning_step in learned:
+            self._run.add_metrics(figures, learning_step)
         for artifact, episode in sampled.items():
             self._run.add_text(_transcript(episode), artifact)
         return self._send()

@@ -159,7 +159,7 @@ def refusal(file: Path, *overrides: str) -> list[str]:
             "collect.num_eval_workers=-1",
             "collect.num_eval_workers: got -1, expected a whole number of at least 0 or null",
         ),
-        ("buffer.kind=steps", "buffer.kind: got 'steps', expected 'step' or package.module:Name. Did you mean 'step'?"),
+        ("buffer.kind=steps", "buffer.kind: got 'steps', expected 'step' or 'episode' or package.module:Name. Did you mean 'step'?"),
         ("cluster.kind=address", "cluster.address: missing; a cluster of kind 'address' needs it"),
         ("cluster.kind=scheduler_file", "cluster.scheduler_file: missing; a cluster of kind 'scheduler_file' needs it"),
         (
