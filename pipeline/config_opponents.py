@@ -48,8 +48,8 @@ class ApiOpponent(Settings):
     @classmethod
     def _no_secret(cls, url: str) -> str:
         parts = urlsplit(url)
-        if parts.username is not None or parts.query:
-            raise ValueError("holds a login or a query, which may be secret: name the key's variable in key_variable")
+        if parts.username is not None or parts.query or parts.fragment:
+            raise ValueError("holds a login, a query or a fragment, any of which may be secret: name key_variable")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"got {url!r}, expected an address such as http://127.0.0.1:8000/v1")
         return url

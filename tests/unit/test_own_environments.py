@@ -10,7 +10,7 @@ import pytest
 from tasks.contracts import AgentSpec, Episode, GameSpec, Mode, ModelKind, ModelRef, Role, Status
 from tasks.outcomes import Outcome, outcomes, solved
 from tasks.play import play_game
-from tests.environments.seats import PLAIN, SEATS, TEXT
+from tests.environments.seats import PLAIN, SEATS, TEXT, PlainEnv
 
 W, D, L = Outcome.WIN, Outcome.DRAW, Outcome.LOSS
 NEAREST_NUMBER = "configs.examples.nearest_number:NearestNumber"
@@ -78,6 +78,24 @@ def test_one_player_against_the_environment() -> None:
     assert [step.observation for step in episode.steps] == ["turn 0", "turn 1"]
     assert outcomes(episode.rewards, None) == (None,)
     assert not solved(0.5)
+
+
+def test_every_game_has_an_environment_of_its_own() -> None:
+    used.clear()
+    for _ in range(2):
+        assert played(f"{__name__}:Remembered", 2).status is Status.COMPLETED
+    assert len({id(env) for env in used}) == len(used) == 2
+
+
+class Remembered(PlainEnv):
+    """Notes each of its kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        used.append(self)
+
+
+used: list[PlainEnv] = []
 
 
 def test_an_environment_may_keep_its_state_to_itself() -> None:

@@ -316,6 +316,13 @@ def test_a_core_replays_five_thousand_steps_of_kuhn_poker_a_second(tmp_path: Pat
     assert max(rate() for _ in range(5)) >= 5000
 
 
+def test_a_column_that_an_older_shard_lacks_is_not_missed(tmp_path: Path) -> None:
+    store_run(tmp_path, kuhn_games(4), episodes_per_shard=2)
+    path = shards(tmp_path, "steps")[0]
+    pq.write_table(pq.read_table(path).drop_columns(["logprobs_ok", "escaped"]), path)
+    assert problems(tmp_path) == []
+
+
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"no run's dataset at .*episodes: give the folder named with --run-dir"):
         verify_run(tmp_path)
