@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-import psutil
+import psutil  # type: ignore[import-untyped]  # its stubs are a package of their own
 
 MEGABYTE = 1e6
+
+Result = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -59,16 +62,37 @@ def between(start: Mark, end: Mark) -> dict[str, float]:
     }
 
 
-def repeated(module: str, arguments: Sequence[str], times: int) -> dict[str, Any]:
+def add_repetition(parser: argparse.ArgumentParser) -> None:
+    """The options that all benchmarks share."""
+    parser.add_argument("--repeat", type=int, default=1, help="runs, each in processes of its own; medians are shown")
+    parser.add_argument("--json", action="store_true", help="one JSON line")
+
+
+def run_check(
+    module: str, checks: Mapping[str, Callable[[argparse.Namespace], Result]], parser: argparse.ArgumentParser
+) -> None:
+    """The main function of a benchmark: run the check that `--check` names, once or several times, and print it."""
+    options = parser.parse_args()
+    if options.repeat == 1:
+        result = checks[options.check](options)
+    else:
+        given = {name: value for name, value in vars(options).items() if name not in ("repeat", "json")}
+        result = repeated(
+            module, [f"--{name.replace('_', '-')}={value}" for name, value in given.items()], options.repeat
+        )
+    show(result, options.json)
+
+
+def repeated(module: str, arguments: Sequence[str], times: int) -> Result:
     """Run `python -m module arguments` in a process of its own, `times` over; the median of every figure."""
-    runs = [_run(module, arguments) for _ in range(times)]
+    runs = [_run(module, [*arguments, "--json"]) for _ in range(times)]
     return {name: _median([run[name] for run in runs]) for name in runs[0]} | {"repeats": times}
 
 
-def _run(module: str, arguments: Sequence[str]) -> dict[str, Any]:
+def _run(module: str, arguments: Sequence[str]) -> Result:
     command = [sys.executable, "-m", module, *arguments]
     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    result: dict[str, Any] = json.loads(output.splitlines()[-1])
+    result: Result = json.loads(output.splitlines()[-1])
     return result
 
 
@@ -76,10 +100,10 @@ def _median(values: Sequence[Any]) -> Any:
     return median(values) if all(isinstance(value, int | float) for value in values) else values[0]
 
 
-def show(result: Mapping[str, Any], as_json: bool) -> None:
+def show(result: Result, as_json: bool) -> None:
     """One JSON line, or a line per figure."""
     rounded = {name: round(value, 4) if isinstance(value, float) else value for name, value in result.items()}
     if as_json:
         print(json.dumps(rounded))
     else:
-        print("\n".join(f"{name:24} {value}" for name, value in rounded.items()))
+        print("\n".join(f"{name:28} {value}" for name, value in rounded.items()))

@@ -12,11 +12,10 @@ import os
 import statistics
 from collections.abc import Callable
 
-from benchmarks.measure import between, repeated, show
-from benchmarks.stub_games import Window, collect, local_cluster, play_without_dask, timed, vllm_config
+from benchmarks.measure import Result, add_repetition, between, run_check
+from benchmarks.stub_games import Window, after_games, collect, local_cluster, play_without_dask, timed, vllm_config
 
 WORKERS_LEVEL = 4
-Result = dict[str, float | int | str]
 
 
 def steady(options: argparse.Namespace) -> Result:
@@ -46,7 +45,7 @@ def flat(options: argparse.Namespace) -> Result:
     n, games = options.in_flight, options.games
     piece = games // 20
     bounds = (piece, 2 * piece, games - piece, games)
-    window = Window([lambda _, done, bound=bound: done >= bound for bound in bounds])
+    window = Window([after_games(bound) for bound in bounds])
     with local_cluster(n) as client:
         collect(client, vllm_config(n, options.latency_ms / 1000), n, window)
     first, last = between(*window.marks[:2]), between(*window.marks[2:])
@@ -94,7 +93,7 @@ def first_game(options: argparse.Namespace) -> Result:
     """From `collect` to the first game's end on a cluster that is up."""
     n, latency_s = options.in_flight, options.latency_ms / 1000
     with local_cluster(n) as client:
-        played = collect(client, vllm_config(n, latency_s), n, Window([lambda _, games: games >= 1]))
+        played = collect(client, vllm_config(n, latency_s), n, Window([after_games(1)]))
     return {"in_flight": n, "latency_ms": options.latency_ms, "first_game_s": played.first_game_s}
 
 
@@ -115,22 +114,9 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=20.0, help="length of the window")
     parser.add_argument("--warm-up", type=float, default=5.0, help="seconds of games before the window opens")
     parser.add_argument("--games", type=int, default=20_000, help="games of the check `flat`")
-    parser.add_argument("--repeat", type=int, default=1, help="runs, each in processes of its own; medians are shown")
-    parser.add_argument("--json", action="store_true", help="one JSON line")
+    add_repetition(parser)
     return parser
 
 
-def main() -> None:
-    """Run one check, or a check several times over."""
-    options = arguments().parse_args()
-    if options.repeat > 1:
-        own = ["check", "in_flight", "latency_ms", "seconds", "warm_up", "games"]
-        given = [f"--{name.replace('_', '-')}={getattr(options, name)}" for name in own]
-        result = repeated("benchmarks.orchestration", [*given, "--json"], options.repeat)
-    else:
-        result = CHECKS[options.check](options)
-    show(result, options.json)
-
-
 if __name__ == "__main__":
-    main()
+    run_check("benchmarks.orchestration", CHECKS, arguments())

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+
+import numpy as np
 
 from tasks.contracts import AdapterRef, Completion, EngineReply, EngineSpec, SamplingSpec
 from tasks.engine_keeper import EngineLoad
@@ -18,19 +18,16 @@ from tasks.engine_keeper import EngineLoad
 PROMPT_TOKENS = 300
 COMPLETION_TOKENS = 24
 VOCABULARY = 49_152
-_STORE = 20_000
+RULES_TOKENS = 200  # of the prompt's, the same in every prompt of a game
 
-T = TypeVar("T")
-
-_rng = random.Random(0)
-_TOKENS = tuple(_rng.randrange(VOCABULARY) for _ in range(_STORE))
-_LOGPROBS = tuple(-_rng.expovariate(1.0) for _ in range(_STORE))
+_CANNED = tuple(np.random.default_rng(0).integers(VOCABULARY, size=20_000).tolist())
 
 
 class CannedEngine:
     """The engine's interface (`tasks.engine_keeper.Engine`) without a model.
 
-    Each reply is a fresh stretch of canned ids and log-probabilities, so that pickling finds nothing to share.
+    Every reply is made of fresh tuples, so that pickling finds nothing to share, and its completions of fresh numbers,
+    so that compression finds nothing either. Prompts have their first two thirds in common, as those of one game do.
     """
 
     def __init__(self, spec: EngineSpec) -> None:
@@ -38,6 +35,7 @@ class CannedEngine:
         self._latency_s = float(latencies.get(str(os.getpid()), spec.engine_args["latency_s"]))
         self._answered = 0
         self._running = 0
+        self._rng = np.random.default_rng(0)
 
     async def start(self) -> None:
         """Nothing to start."""
@@ -63,18 +61,17 @@ class CannedEngine:
         self._answered += n
         text = f"Let me think about what my opponent may hold here. I play \\boxed{{{_move(messages, seed)}}}"
         return EngineReply(
-            _stretch(_TOKENS, seed, PROMPT_TOKENS),
-            tuple(
-                Completion(
-                    text,
-                    _stretch(_TOKENS, seed + 1 + index, COMPLETION_TOKENS),
-                    _stretch(_LOGPROBS, seed + 1 + index, COMPLETION_TOKENS),
-                    "stop",
-                )
-                for index in range(n)
-            ),
-            token_limit=sampling.max_tokens,
+            self._prompt_ids(), tuple(self._complete(text) for _ in range(n)), token_limit=sampling.max_tokens
         )
+
+    def _prompt_ids(self) -> tuple[int, ...]:
+        start = self._answered % (len(_CANNED) - PROMPT_TOKENS)
+        return _CANNED[:RULES_TOKENS] + _CANNED[start : start + PROMPT_TOKENS - RULES_TOKENS]
+
+    def _complete(self, text: str) -> Completion:
+        ids = self._rng.integers(VOCABULARY, size=COMPLETION_TOKENS).tolist()
+        logprobs = (-self._rng.exponential(size=COMPLETION_TOKENS)).tolist()
+        return Completion(text, tuple(ids), tuple(logprobs), "stop")
 
     def load(self) -> EngineLoad:
         """Requests under way, and tokens since the start."""
@@ -93,8 +90,3 @@ def _move(messages: Sequence[Mapping[str, str]], seed: int) -> str:
     _, _, offered = messages[-1]["content"].rpartition("available actions are: ")
     moves = offered.partition("\n")[0].split(", ")
     return moves[seed % len(moves)].strip("'")
-
-
-def _stretch(values: tuple[T, ...], start: int, length: int) -> tuple[T, ...]:
-    first = start % (_STORE - length)
-    return values[first : first + length]

@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,8 @@ KUHN = TrainEnvSpec(env_id="KuhnPoker-v0-train", num_players=2)
 PREFETCH = 0.25
 BUFFER_STEPS = 10_000
 
-Due = Callable[[float, int], bool]
-"""Whether a mark is due, given the seconds since the first game came in, and the games so far."""
+Due = Callable[[float, int, int], bool]
+"""Whether a mark is due, given the seconds since the first game came in, and the games and turns so far."""
 
 
 def vllm_config(in_flight: int, latency_s: float, by_process: Mapping[str, float] | None = None) -> VLLMConfig:
@@ -64,47 +64,54 @@ class Window:
         """Whether all marks were taken."""
         return len(self.marks) == len(self._dues)
 
-    def add(self, turns: int, worker: str = "") -> None:
+    def add(self, episode: Episode) -> None:
         """One game has come in."""
         if self.first_at is None:
             self.first_at = time.monotonic()
         self.games += 1
-        self.turns += turns
-        self.by_worker[-1][worker] += 1
+        self.turns += len(episode.steps)
+        self.by_worker[-1][episode.worker] += 1
 
     def look(self) -> None:
         """Take the mark that is due, if one is."""
         if self.first_at is None or self.closed:
             return
-        if self._dues[len(self.marks)](time.monotonic() - self.first_at, self.games):
+        if self._dues[len(self.marks)](time.monotonic() - self.first_at, self.games, self.turns):
             self.marks.append(take_mark(self.games, self.turns))
             self.by_worker.append(Counter())
 
 
+def after_seconds(seconds: float) -> Due:
+    """Due so long after the first game."""
+    return lambda at, games, turns: at >= seconds
+
+
+def after_games(count: int) -> Due:
+    """Due with that game."""
+    return lambda at, games, turns: games >= count
+
+
+def after_turns(count: int) -> Due:
+    """Due with the game that has that turn."""
+    return lambda at, games, turns: turns >= count
+
+
 def timed(warm_up_s: float, seconds: float) -> Window:
     """A window that opens after `warm_up_s` and closes `seconds` later."""
-    return Window([lambda at, _: at >= warm_up_s, lambda at, _: at >= warm_up_s + seconds])
-
-
-class _WatchedStore(EpisodeStore):
-    """The store itself, which also tells a window of every game."""
-
-    def __init__(self, run_dir: Path, window: Window) -> None:
-        super().__init__(run_dir)
-        self._window = window
-
-    def add(self, episode: Episode) -> None:
-        self._window.add(len(episode.steps), episode.worker)
-        super().add(episode)
+    return Window([after_seconds(warm_up_s), after_seconds(warm_up_s + seconds)])
 
 
 class _WatchedTracker(MLflowTracker):
-    """MLflow itself; keeps the engines' reports since the window opened, too."""
+    """MLflow itself, which also tells a window of every game and keeps the engines' reports while it is open."""
 
     def __init__(self, run_dir: Path, window: Window) -> None:
         super().__init__(None, "benchmarks", "orchestration", run_dir=run_dir)
         self._window = window
         self.reports: list[EngineFigures] = []
+
+    def log_episode(self, episode: Episode) -> None:
+        self._window.add(episode)
+        super().log_episode(episode)
 
     def log_engine(self, figures: EngineFigures) -> None:
         if self._window.marks and not self._window.closed:
@@ -143,24 +150,25 @@ def local_cluster(in_flight: int, workers: int = 1) -> Iterator[Client]:
         yield client
 
 
-def collect(client: Client, vllm: VLLMConfig, in_flight: int, window: Window) -> Collection:
-    """Play with shards and MLflow on, in a folder of its own that goes away, until the window is closed."""
-    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder, _tracker(Path(folder), window) as tracker:
-        with _WatchedStore(Path(folder), window) as store:
-            scheduler = GameScheduler(
-                vllm,
-                tracker,
-                _WindowBuffer(window),
-                MirrorSampler(ModelRegistry(vllm.policy())),
-                UniformEnvSampler([KUHN]),
-                client=client,
-                store=store,
-                options=SchedulerOptions(prefetch=PREFETCH),
-            )
-            began = time.monotonic()
-            scheduler.collect(in_flight)
-        first_at = window.first_at or math.inf
-        return Collection(tracker.reports, first_at - began)
+def collect(client: Client, vllm: VLLMConfig, in_flight: int, window: Window, *, shards: bool = True) -> Collection:
+    """Play with MLflow on, and shards unless told otherwise, in a folder that goes away, until the window is closed."""
+    with ExitStack() as stack:
+        run_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="benchmark-")))
+        tracker = stack.enter_context(_tracker(run_dir, window))
+        scheduler = GameScheduler(
+            vllm,
+            tracker,
+            _WindowBuffer(window),
+            MirrorSampler(ModelRegistry(vllm.policy())),
+            UniformEnvSampler([KUHN]),
+            client=client,
+            store=stack.enter_context(EpisodeStore(run_dir)) if shards else None,
+            options=SchedulerOptions(prefetch=PREFETCH),
+        )
+        began = time.monotonic()
+        scheduler.collect(in_flight)
+    first_at = window.first_at or math.inf
+    return Collection(tracker.reports, first_at - began)
 
 
 def _tracker(run_dir: Path, window: Window) -> _WatchedTracker:
@@ -182,7 +190,7 @@ async def _play_on(specs: SpecBuilder, engine: Any, in_flight: int, window: Wind
     async def player() -> None:
         while not window.closed:
             episode = await play_game(specs.train(), engine)
-            window.add(len(episode.steps))
+            window.add(episode)
             window.look()
 
     await asyncio.gather(*(player() for _ in range(in_flight)))
