@@ -32,7 +32,10 @@ def test_scripted_games_reach_shards_and_buffer(client: Client, tmp_path: Path) 
     assert statuses["completed"] >= 60
     assert buffer.size() == read_steps(tmp_path).num_rows
     assert ledger.stopped_by == "buffer"
-    assert not client.futures
+    deadline = time.monotonic() + 10
+    while client.futures and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not client.futures, "nothing is left on the cluster"
 
 
 def test_evaluation_has_its_own_lane_and_is_never_trained_on(client: Client, tmp_path: Path) -> None:
@@ -200,6 +203,27 @@ def test_a_killed_worker_costs_no_game(start_cluster: StartCluster, tmp_path: Pa
         statuses = check_books(ledger, tmp_path)
         assert set(statuses) <= {"completed", "illegal_move"}
         assert ledger.retried_attempts >= 1
+
+
+def test_ctrl_c_while_engines_are_being_set_up_is_heard_and_named(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    games = scheduler(client, tmp_path, stub("early", start_s=0.2))
+    monkeypatch.setattr("pipeline.game_scheduler.require_keys", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        games.collect(num_train_workers=2)
+    assert (games.ledger.stopped_by, games.ledger.summary()["submitted"]) == ("interrupt", 0)
+
+
+def test_what_stops_a_run_before_its_first_game_is_named(client: Client, tmp_path: Path) -> None:
+    games = scheduler(client, tmp_path / "second", stub("second"))
+    with scheduler(client, tmp_path / "first", stub("first")):
+        with pytest.raises(ClusterError, match="is held by run"):
+            games.collect(num_train_workers=2)
+    assert games.ledger.stopped_by.startswith("ClusterError: the cluster at")
 
 
 def test_a_scheduler_that_dies_is_the_reason_the_run_gives(

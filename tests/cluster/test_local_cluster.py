@@ -21,7 +21,9 @@ from tests.processes import REPOSITORY
 pytestmark = pytest.mark.cluster
 
 
-def test_a_local_cluster_splits_the_games_over_its_workers() -> None:
+def test_a_local_cluster_splits_the_games_over_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Another cluster of this process may have left its workers' settings in the environment.
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     before = dask.config.get("distributed.worker.daemon")
     with connect(ClusterConfig(workers=2), slots=5, engine=True) as client:
         workers = client.scheduler_info(n_workers=-1)["workers"].values()

@@ -27,7 +27,7 @@ CONFIG = {
     "vllm": {
         "model_name": "stub",
         "engine": "tests.stub_engine:StubEngine",
-        "engine_args": {"latency_s": 0.05},
+        "engine_args": {"latency_s": 0.2},
         "max_tokens": 16,
     },
     "environments": {"train": [{"env_id": "KuhnPoker-v0-train", "num_players": 2}]},
