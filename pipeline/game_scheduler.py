@@ -168,13 +168,14 @@ class GameScheduler:
         """
         quotas = self._check_quotas(num_train_workers, num_eval_workers or 0)
         with ExitStack() as stack:
-            pool = self._kept_pool or stack.enter_context(self._new_pool())
+            # First, so that Ctrl-C while engines start or stop is heard as a request, too.
             interrupts = stack.enter_context(Interrupts())
+            stack.push(self._note_error)
+            pool = self._kept_pool or stack.enter_context(self._new_pool())
             pool.plan(quotas, self._options.prefetch)
             try:
                 self._play(pool, interrupts)
-            except BaseException as error:
-                self.ledger.stopped_by = f"{type(error).__name__}: {error}"
+            except BaseException:
                 with self.between_games:
                     cancelled = self._cancel_all(pool)
                     # The error that ended the collection is the one to raise, not what the buffer now says of the rest.
@@ -189,9 +190,13 @@ class GameScheduler:
                 self.ledger.groups = self._endings.gate.counts()
                 if self._store is not None:
                     self._store.flush()
-            if interrupts.draining:
-                raise KeyboardInterrupt
+        if interrupts.draining:
+            raise KeyboardInterrupt
         return self.ledger
+
+    def _note_error(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self.ledger.stopped_by = f"{type(error).__name__}: {error}"
 
     def _check_quotas(self, train: int, evaluation: int) -> dict[Mode, int]:
         if train < 1:

@@ -220,9 +220,8 @@ def test_ctrl_c_while_engines_are_being_set_up_is_heard_and_named(
 
 def test_what_stops_a_run_before_its_first_game_is_named(client: Client, tmp_path: Path) -> None:
     games = scheduler(client, tmp_path / "second", stub("second"))
-    with scheduler(client, tmp_path / "first", stub("first")):
-        with pytest.raises(ClusterError, match="is held by run"):
-            games.collect(num_train_workers=2)
+    with scheduler(client, tmp_path / "first", stub("first")), pytest.raises(ClusterError, match="is held by run"):
+        games.collect(num_train_workers=2)
     assert games.ledger.stopped_by.startswith("ClusterError: the cluster at")
 
 
