@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import signal
 import time
@@ -12,9 +11,10 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 
 import dask
-from distributed import Client, LocalCluster
+from distributed import Client, SpecCluster
 
 from pipeline.config import ClusterConfig
+from pipeline.local_cluster import LearnerPlace, start_cluster
 from pipeline.preflight import preflight
 from pipeline.scheduler_address import await_scheduler, await_scheduler_file
 from pipeline.worker_command import WORKER_SETTINGS, worker_command
@@ -31,24 +31,26 @@ SCHEDULER_SETTINGS = {
 
 
 @contextmanager
-def connect(config: ClusterConfig, *, slots: int, engine: bool) -> Iterator[Client]:
+def connect(config: ClusterConfig, *, slots: int, engine: bool, learner: LearnerPlace = "none") -> Iterator[Client]:
     """A client of a cluster that can carry the run; on exit what was started here is stopped.
 
     Args:
         config: which cluster.
         slots: games at once. Local workers offer that many `SEQ` between them; other clusters must have them.
         engine: whether workers hold an engine, which needs `GPU=1`.
+        learner: whether a worker learns, which needs `LEARNER=1`; on a local cluster also on which GPU.
 
     Raises:
         ClusterError: there is no such cluster or it will not do. Says what is there, what is needed and which command
             would mend it, about `config.timeout_s` seconds after the call.
     """
-    with _local_client(config, slots) if config.kind == "local" else _remote_client(config, slots, engine) as client:
+    local = config.kind == "local"
+    with _local_client(config, slots, learner) if local else _remote_client(config, slots, engine, learner) as client:
         yield client
 
 
 @contextmanager
-def _local_client(config: ClusterConfig, slots: int) -> Iterator[Client]:
+def _local_client(config: ClusterConfig, slots: int, learner: LearnerPlace) -> Iterator[Client]:
     """Worker processes of this one, with `slots` split between them.
 
     Modules that this process can import, those in the current folder included, can be imported there too.
@@ -57,33 +59,12 @@ def _local_client(config: ClusterConfig, slots: int) -> Iterator[Client]:
     with ExitStack() as stack:
         stack.enter_context(dask.config.set({**WORKER_SETTINGS, **SCHEDULER_SETTINGS}))
         with _shielded_from_interrupts():
-            cluster = _start_cluster(config, games)
+            cluster = start_cluster(config, games, learner)
             stack.callback(_close, cluster)
         yield stack.enter_context(Client(cluster, direct_to_workers=True))
 
 
-def _start_cluster(config: ClusterConfig, games: int) -> LocalCluster:
-    dashboard = config.dashboard_address is not None
-    # Without a dashboard Dask still has an HTTP server, and would warn where two of them want its usual port.
-    scheduler = {"dashboard": dashboard, "dashboard_address": config.dashboard_address or "127.0.0.1:0"}
-    try:
-        return LocalCluster(
-            n_workers=config.workers,
-            processes=True,
-            threads_per_worker=games,
-            resources={"SEQ": games, "GPU": 1},
-            memory_limit=0,
-            scheduler_kwargs=scheduler,
-            silence_logs=logging.ERROR,
-        )
-    except RuntimeError as error:
-        raise ClusterError(
-            f"the local workers did not start ({error}): what they printed says why. A script must start its run under "
-            "`if __name__ == '__main__':`, for its workers import it"
-        ) from error
-
-
-def _close(cluster: LocalCluster) -> None:
+def _close(cluster: SpecCluster) -> None:
     """Stop the workers, whatever is pressed in the meantime: half a stop would leave processes behind."""
     with _shielded_from_interrupts():
         cluster.close()
@@ -106,7 +87,7 @@ def _shielded_from_interrupts() -> Iterator[None]:
 
 
 @contextmanager
-def _remote_client(config: ClusterConfig, slots: int, engine: bool) -> Iterator[Client]:
+def _remote_client(config: ClusterConfig, slots: int, engine: bool, learner: LearnerPlace) -> Iterator[Client]:
     """A client of someone else's cluster, which stays as it is. Certificates for TLS come from Dask's configuration."""
     deadline = time.monotonic() + config.timeout_s
     if config.address is not None:
@@ -119,5 +100,5 @@ def _remote_client(config: ClusterConfig, slots: int, engine: bool) -> Iterator[
     except OSError as error:
         raise ClusterError(f"the scheduler at {address} answers but takes no client: {error}") from error
     with client:
-        preflight(client, slots, engine, max(0.0, deadline - time.monotonic()))
+        preflight(client, slots, engine, max(0.0, deadline - time.monotonic()), learner=learner != "none")
         yield client

@@ -6,11 +6,11 @@ state of their own, so neither sequence depends on when the other is asked.
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pipeline.config import EvalEnvSpec, TrainEnvSpec
 from pipeline.named_classes import find_class
@@ -39,7 +39,7 @@ class BaseEnvSampler(ABC):
         self.train = tuple(train)
         self.evaluation = tuple(evaluation)
         self.rng = random.Random(f"training environments {seed}")
-        self._evaluation_in_turn = itertools.cycle(self.evaluation)
+        self._evaluation_turn = 0
 
     @abstractmethod
     def sample(self) -> TrainEnvSpec:
@@ -56,7 +56,8 @@ class BaseEnvSampler(ABC):
                 "environments.eval is empty but an evaluation game was asked for: "
                 "name an evaluation environment, or set collect.num_eval_workers to null"
             )
-        return next(self._evaluation_in_turn)
+        self._evaluation_turn += 1
+        return self.evaluation[(self._evaluation_turn - 1) % len(self.evaluation)]
 
     def update(self, avg_actor_reward: float, avg_opponent_reward: float | None) -> None:  # noqa: B027 - may be left out
         """Hear the result of one training game; called after each. Does nothing unless overridden.
@@ -65,6 +66,15 @@ class BaseEnvSampler(ABC):
             avg_actor_reward: mean raw reward of the learning players.
             avg_opponent_reward: mean raw reward of the others; None where all players learn.
         """
+
+    def state(self) -> dict[str, Any]:
+        """Where its sequences stand, for a checkpoint; a subclass that knows more adds it. Values that pickle."""
+        return {"rng": self.rng.getstate(), "evaluation_turn": self._evaluation_turn}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        self.rng.setstate(state["rng"])
+        self._evaluation_turn = state["evaluation_turn"]
 
 
 class UniformEnvSampler(BaseEnvSampler):
@@ -106,11 +116,21 @@ class RoundRobinEnvSampler(BaseEnvSampler):
 
     def __init__(self, train: Sequence[TrainEnvSpec], evaluation: Sequence[EvalEnvSpec] = (), seed: int = 0) -> None:
         super().__init__(train, evaluation, seed)
-        self._in_turn = itertools.cycle(self.train)
+        self._turn = 0
 
     def sample(self) -> TrainEnvSpec:
         """The training environment whose turn it is."""
-        return next(self._in_turn)
+        self._turn += 1
+        return self.train[(self._turn - 1) % len(self.train)]
+
+    def state(self) -> dict[str, Any]:
+        """As the base's, with whose turn it is."""
+        return {**super().state(), "turn": self._turn}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        super().restore(state)
+        self._turn = state["turn"]
 
 
 _BY_NAME: dict[str, type[BaseEnvSampler]] = {

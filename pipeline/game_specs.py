@@ -6,11 +6,11 @@ whatever the other lane asked for in between, as long as the samplers do not loo
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from pipeline.config import ApiOpponent, EvalEnvSpec, TrainEnvSpec, VLLMConfig
 from pipeline.env_samplers import BaseEnvSampler
@@ -20,6 +20,7 @@ from tasks.contracts import AgentSpec, GameSpec, Mode, ModelKind, ModelRef, Role
 from tasks.errors import ConfigError
 
 SEED_BITS = 63
+ID_GAP = 1000
 
 
 class SpecBuilder:
@@ -59,7 +60,7 @@ class SpecBuilder:
         self._train_seeds = random.Random(f"training games {seed}")
         self._eval_seeds = random.Random(f"evaluation games {seed}")
         self._seats = random.Random(f"seats {seed}")
-        self._numbers = {mode: itertools.count() for mode in Mode}
+        self._numbers = dict.fromkeys(Mode, 0)
         self._fixed_opponents: dict[str | ApiOpponent, ModelRef] = {}
         self._eval_round: deque[tuple[EvalEnvSpec, int, frozenset[int]]] = deque()
         check_action_sampler(
@@ -123,6 +124,32 @@ class SpecBuilder:
         ]
         return self._spec(Mode.EVAL, env, seed, agents)
 
+    def state(self) -> dict[str, Any]:
+        """Where the sequences stand, for a checkpoint; values that pickle."""
+        return {
+            "generators": [rng.getstate() for rng in (self._train_seeds, self._eval_seeds, self._seats)],
+            "numbers": dict(self._numbers),
+            "eval_round": list(self._eval_round),
+        }
+
+    def restore(self, state: Mapping[str, Any], known: Iterable[str]) -> None:
+        """Go on from what `state` returned.
+
+        Games were begun after that, of which not all left a trace: numbers go on from the next round thousand.
+
+        Args:
+            state: of an earlier builder with the same configuration.
+            known: the ids of all games that left a trace.
+        """
+        for rng, saved in zip((self._train_seeds, self._eval_seeds, self._seats), state["generators"], strict=True):
+            rng.setstate(saved)
+        self._numbers = dict(state["numbers"])
+        self._eval_round = deque(state["eval_round"])
+        for game_id in known:
+            mode, _, number = game_id.partition("-")
+            self._numbers[Mode(mode)] = max(self._numbers[Mode(mode)], int(number) + 1)
+        self._numbers = {mode: -(-number // ID_GAP) * ID_GAP for mode, number in self._numbers.items()}
+
     def _new_round(self) -> Iterator[tuple[EvalEnvSpec, int, frozenset[int]]]:
         """The next environment and seed, with the seats of the policy in each of its games."""
         env = self._env_sampler.sample_eval()
@@ -150,7 +177,8 @@ class SpecBuilder:
         )
 
     def _next_id(self, mode: Mode) -> str:
-        return f"{mode}-{next(self._numbers[mode]):06d}"
+        self._numbers[mode] += 1
+        return f"{mode}-{self._numbers[mode] - 1:06d}"
 
     def _agent(
         self, env: TrainEnvSpec | EvalEnvSpec, seat: int, role: Role, model: ModelRef, action_sampler: str = "default"

@@ -7,9 +7,9 @@ its games with each other need to know of every one, so a group that lost some s
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from pipeline.replay import TRAINABLE, ReplayBuffer
 from tasks.contracts import Episode, Role, Status, Trajectory
@@ -70,6 +70,21 @@ class GroupGate:
             del self._open[group_id]
             self._send(sorted(members, key=lambda member: member.spec.group_index))
 
+    def state(self) -> dict[str, Any]:
+        """The groups that wait for games, and the counts, for a checkpoint; values that pickle."""
+        return {"open": {group: list(members) for group, members in self._open.items()}, "counts": self.counts()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        self._open = {group: list(members) for group, members in state["open"].items()}
+        self._counts = GroupCounts(**{**state["counts"], "size": self._counts.size})
+
+    def close_open(self) -> None:
+        """Send on the groups that still wait for games, as short as they are: those games will never come."""
+        waiting, self._open = self._open, {}
+        for members in waiting.values():
+            self._send(sorted(members, key=lambda member: member.spec.group_index))
+
     def counts(self) -> dict[str, int]:
         """The counts up to now, as `summary.json` has them."""
         return asdict(self._counts)
@@ -77,7 +92,7 @@ class GroupGate:
     def _send(self, members: Sequence[Episode]) -> None:
         seats = [agent.player_id for agent in members[0].spec.agents if agent.role is Role.ACTOR]
         delivered = {seat: sum(self._counts_in(member.trajectory(seat)) for member in members) for seat in seats}
-        complete = all(count == len(members) for count in delivered.values())
+        complete = all(count == self._counts.size for count in delivered.values())
         if complete:
             self._counts.complete += 1
         elif self._drops or not any(delivered.values()):
@@ -90,7 +105,9 @@ class GroupGate:
             if member.status not in SHOWN:
                 continue
             for seat in seats:
-                trajectory = replace(member.trajectory(seat), group_size=len(members), group_delivered=delivered[seat])
+                trajectory = replace(
+                    member.trajectory(seat), group_size=self._counts.size, group_delivered=delivered[seat]
+                )
                 self._buffer.add_player_trajectory(trajectory, member.spec.env_id)
 
     def _counts_in(self, trajectory: Trajectory) -> bool:

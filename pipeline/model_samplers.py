@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pipeline.config import SCRIPTED_MODELS, ApiOpponent, TrainEnvSpec
 from pipeline.config_opponents import openrouter_opponent
@@ -39,6 +40,14 @@ class BaseModelSampler(ABC):
 
     def update(self, episode: Episode) -> None:  # noqa: B027 - may be left out
         """Hear of one ended game of either lane, whatever its status. Does nothing unless overridden."""
+
+    def state(self) -> dict[str, Any]:
+        """Where its sequence stands, for a checkpoint; a subclass that knows more adds it. Values that pickle."""
+        return {"rng": self.rng.getstate()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        self.rng.setstate(state["rng"])
 
 
 class MirrorSampler(BaseModelSampler):

@@ -15,7 +15,7 @@ MOST_LISTED = 6
 COMPARED_PACKAGES = ("python", "dask", "distributed", "cloudpickle", "selfplay-pipeline")
 
 
-def preflight(client: Client, slots: int, engine: bool, wait_s: float = 0.0) -> None:
+def preflight(client: Client, slots: int, engine: bool, wait_s: float = 0.0, *, learner: bool = False) -> None:
     """Return when the cluster's workers can carry the run.
 
     Args:
@@ -23,6 +23,7 @@ def preflight(client: Client, slots: int, engine: bool, wait_s: float = 0.0) -> 
         slots: games at once, each of which takes one `SEQ`.
         engine: whether a worker needs an engine, hence `GPU=1`.
         wait_s: how long workers may take to come, in seconds.
+        learner: whether a worker needs to learn, hence `LEARNER=1`.
 
     Raises:
         ClusterError: says what is there, what is needed and the command of a worker that would do.
@@ -30,7 +31,7 @@ def preflight(client: Client, slots: int, engine: bool, wait_s: float = 0.0) -> 
     deadline = time.monotonic() + wait_s
     while True:
         workers = client.scheduler_info(n_workers=-1)["workers"]
-        refusal = shortfall(workers, client.scheduler.address, slots, engine)
+        refusal = shortfall(workers, client.scheduler.address, slots, engine, learner=learner)
         if refusal is None:
             return
         if time.monotonic() >= deadline:
@@ -39,7 +40,9 @@ def preflight(client: Client, slots: int, engine: bool, wait_s: float = 0.0) -> 
         time.sleep(POLL_S)
 
 
-def shortfall(workers: Mapping[str, Mapping[str, Any]], scheduler: str, slots: int, engine: bool) -> str | None:
+def shortfall(
+    workers: Mapping[str, Mapping[str, Any]], scheduler: str, slots: int, engine: bool, *, learner: bool = False
+) -> str | None:
     """Why these workers cannot carry the run, or None where they can.
 
     Args:
@@ -47,6 +50,7 @@ def shortfall(workers: Mapping[str, Mapping[str, Any]], scheduler: str, slots: i
         scheduler: the scheduler's address.
         slots: games at once.
         engine: whether `GPU` is needed.
+        learner: whether `LEARNER` is needed.
     """
     running = {address: worker for address, worker in workers.items() if worker["status"] == "running"}
     useful = {address: worker for address, worker in running.items() if _offers(worker, "SEQ")}
@@ -61,6 +65,11 @@ def shortfall(workers: Mapping[str, Mapping[str, Any]], scheduler: str, slots: i
         useful = {address: worker for address, worker in useful.items() if _offers(worker, "GPU")}
     there = sum(_offers(worker, "SEQ") for worker in useful.values())
     if there >= slots:
+        if learner and not any(_offers(worker, "LEARNER") for worker in running.values()):
+            return (
+                f"the cluster at {scheduler} cannot carry this run: learning needs a worker that offers LEARNER=1, "
+                f"there is none. {_listed(running)} Start it with: selfplay worker {scheduler} --learner"
+            )
         return None
     kind = "workers that offer GPU=1" if engine else "workers"
     needed = f"{slots} games at once need SEQ={slots} in all on {kind}"

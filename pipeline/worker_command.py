@@ -40,23 +40,24 @@ def checked_scheduler(scheduler: str) -> str:
     return scheduler
 
 
-def worker_command(scheduler: str, games: int) -> list[str]:
-    """The plain `dask worker` command of a worker that holds one engine; it needs `worker_environment` too.
+def worker_command(scheduler: str, games: int | None) -> list[str]:
+    """The plain `dask worker` command of a worker that holds one engine or learns; it needs `worker_environment` too.
 
-    The worker offers `SEQ`, one for each game at once, and `GPU=1`: the engine's accelerator, which for a CPU build of
-    vLLM is the CPU. A game in flight counts as a thread.
+    A worker for games offers `SEQ`, one for each game at once, and `GPU=1`: the engine's accelerator, which for a CPU
+    build of vLLM is the CPU. A game in flight counts as a thread. A worker that learns offers `LEARNER=1` alone.
 
     Args:
         scheduler: an address, tcp:// or tls://, or the path of a scheduler file.
-        games: the most games at once, at least 1.
+        games: the most games at once, at least 1; None for a worker that learns.
     """
+    resources = "LEARNER=1" if games is None else f"SEQ={games} GPU=1"
     return [
         "dask",
         "worker",
         *([scheduler] if "://" in scheduler else ["--scheduler-file", scheduler]),
         *("--nworkers", "1"),
-        *("--nthreads", str(games)),
-        *("--resources", f"SEQ={games} GPU=1"),
+        *("--nthreads", str(games or 1)),
+        *("--resources", resources),
         # Dask would kill a worker that loads a model for the memory it takes.
         *("--memory-limit", "0"),
         "--no-dashboard",
