@@ -66,6 +66,20 @@ class Endings:
         self.learn(episode)
         self._watch_failures(episode)
 
+    def recall(self, episode: Episode, learned: bool) -> str:
+        """Count a game that had its row before this run went on, and return its id.
+
+        Args:
+            episode: the game.
+            learned: whether everybody has learned from it already.
+        """
+        self.ledger.submit([episode.spec])
+        self.ledger.finish(episode)
+        self._tracker.log_past_episode(episode)
+        if not learned:
+            self.learn(episode)
+        return episode.spec.game_id
+
     def learn(self, episode: Episode) -> None:
         """Let everybody learn from a game that has its row."""
         self._model_sampler.registry.record(episode)

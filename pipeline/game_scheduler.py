@@ -11,9 +11,9 @@ import threading
 import time
 import uuid
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from distributed import Client, get_client
@@ -27,39 +27,23 @@ from pipeline.environments import check_environments_of
 from pipeline.episode_store import BaseEpisodeStore
 from pipeline.game_futures import EngineReported, Event, GameEnded, GameLost
 from pipeline.game_specs import SpecBuilder
-from pipeline.groups import GroupGate, IncompleteGroups
+from pipeline.groups import GroupGate
 from pipeline.interrupts import Interrupts
 from pipeline.ledger import Ledger, Snapshot, unplayed
 from pipeline.model_samplers import BaseModelSampler
 from pipeline.placement import LANES_BY_PRIORITY
 from pipeline.replay import ReplayBuffer
+from pipeline.scheduler_options import SchedulerOptions
 from pipeline.staleness import Admission
 from pipeline.tracking import BaseTracker
 from tasks.contracts import Episode, GameSpec, Mode, Status
 from tasks.errors import ConfigError, boundary
 
+__all__ = ["GameScheduler", "SchedulerOptions"]
+
 TICK_S = 0.25
 CANCEL_GRACE_S = 10.0
 GAUGES_EVERY_S = 1.0
-
-
-@dataclass(frozen=True)
-class SchedulerOptions:
-    """How the scheduler bears with trouble, and how often it plays each training game.
-
-    Args:
-        prefetch: games queued beyond the quota, as a share of it, so that no slot waits for the driver.
-        retries: how often a game whose worker or engine died is played again.
-        max_consecutive_failures: failed games in a row that end the run.
-        group_size: how often each training game is played, with the same seed and players and replies sampled anew.
-        incomplete_groups: whether the buffer gets what is left of a group that lost some game, or nothing of it.
-    """
-
-    prefetch: float = 0.25
-    retries: int = 2
-    max_consecutive_failures: int = 20
-    group_size: int = 1
-    incomplete_groups: IncompleteGroups = "deliver"
 
 
 class GameScheduler:
@@ -80,6 +64,7 @@ class GameScheduler:
         seed: the same seed and configuration give the same sequence of games.
         options: how to bear with trouble.
         admission: says how many training games may begin; None leaves that to the quota alone.
+        run_id: the run's identity in shards and futures; a new one when None.
 
     What others want to look at or change in the middle of a collection they do while they hold `between_games`: the
     collecting thread holds it whenever it deals with games.
@@ -102,9 +87,10 @@ class GameScheduler:
         seed: int = 0,
         options: SchedulerOptions | None = None,
         admission: Admission | None = None,
+        run_id: str | None = None,
     ) -> None:
         check_environments_of([*env_sampler.train, *env_sampler.evaluation])
-        self.run_id = uuid.uuid4().hex[:12]
+        self.run_id = run_id or uuid.uuid4().hex[:12]
         self.ledger = Ledger(self.run_id)
         self.snapshot: Snapshot | None = None
         self._vllm = VLLMConfig.of(vllm_config)
@@ -197,6 +183,36 @@ class GameScheduler:
     def _note_error(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if error is not None:
             self.ledger.stopped_by = f"{type(error).__name__}: {error}"
+
+    def state(self) -> dict[str, Any]:
+        """Where the sequences of games stand, for a checkpoint; to be asked while `between_games` is held."""
+        return {
+            "run_id": self.run_id,
+            "started_at": self.ledger.started_at,
+            "retried_attempts": self.ledger.retried_attempts,
+            "specs": self._specs.state(),
+            "env_sampler": self._env_sampler.state(),
+            "model_sampler": self._model_sampler.state(),
+            "gate": self._endings.gate.state(),
+        }
+
+    def restore(self, state: Mapping[str, Any], episodes: Iterable[tuple[Episode, bool]]) -> None:
+        """Go on from what `state` returned; to be called before `collect`.
+
+        Games that were out then, or begun later, and have no row are none of this run's any more.
+
+        Args:
+            state: of a scheduler with the same `run_id` and settings.
+            episodes: every game that has its row, and whether the state knows of it; from the others everybody learns.
+        """
+        self.ledger.started_at = state["started_at"]
+        self.ledger.retried_attempts = state["retried_attempts"]
+        self._env_sampler.restore(state["env_sampler"])
+        self._model_sampler.restore(state["model_sampler"])
+        self._endings.gate.restore(state["gate"])
+        known = [self._endings.recall(episode, learned) for episode, learned in episodes]
+        self._endings.gate.close_open()
+        self._specs.restore(state["specs"], known)
 
     def _check_quotas(self, train: int, evaluation: int) -> dict[Mode, int]:
         if train < 1:

@@ -126,19 +126,24 @@ class RunMetrics:
 
     def add_episode(self, episode: Episode) -> None:
         """Add one finished game, whatever its status."""
-        self.episodes += 1
+        self.add_past_episode(episode)
         self._games[episode.spec.mode] = self._games.get(episode.spec.mode, 0) + 1
         prefix = f"{episode.spec.mode}/{episode.spec.env_id}"
-        self._window.count(f"{prefix}/games")
-        self._window.count(f"{prefix}/status/{episode.status}")
         if episode.status in _ENDED_BY_ITSELF:
             self._window.mean(f"{prefix}/turns", len(episode.steps))
-        if episode.status is Status.FAILED:
-            self._window.count(f"{prefix}/failures/{self._failure_kind(episode.reason)}")
         for role in Role:
             self._add_steps(prefix, episode, role)
         if episode.rewards is not None:
             self._add_rewards(prefix, episode, episode.rewards)
+
+    def add_past_episode(self, episode: Episode) -> None:
+        """Add to the totals alone, as for a game that is not of this window."""
+        self.episodes += 1
+        prefix = f"{episode.spec.mode}/{episode.spec.env_id}"
+        self._window.count(f"{prefix}/games")
+        self._window.count(f"{prefix}/status/{episode.status}")
+        if episode.status is Status.FAILED:
+            self._window.count(f"{prefix}/failures/{self._failure_kind(episode.reason)}")
 
     def add_engine(self, figures: EngineFigures, at: float) -> None:
         """Add one report of a ready engine, received `at`; an engine in another state has no figures.

@@ -63,6 +63,9 @@ class BaseTracker(ABC):
     def log_collection(self, metrics: Mapping[str, SupportsFloat | None]) -> None:
         """Take the scheduler's figures as they are now, by name: `in_flight`, `queued`, `games_per_s` and the like."""
 
+    def log_past_episode(self, episode: Episode) -> None:  # noqa: B027 - may be left out
+        """Take a game that was logged before the run was resumed, so that totals go on. Does nothing by default."""
+
     def log_learning(self, metrics: Mapping[str, float], step: int) -> None:  # noqa: B027 - may be left out
         """Take the figures of learning step `step`, from 0. Called from the learning thread; nothing by default."""
 
@@ -165,6 +168,11 @@ class MLflowTracker(BaseTracker):
             if self._status is None:
                 self._metrics.add_episode(episode)
                 self._transcripts.add(episode)
+
+    def log_past_episode(self, episode: Episode) -> None:
+        """Count one game that an earlier life of the run has logged."""
+        with self._lock:
+            self._metrics.add_past_episode(episode)
 
     def log_engine(self, figures: EngineFigures) -> None:
         """Add an engine's report to the window; the run's tag `engine_0` holds the first one's worker address."""
