@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic import Field, ValidationInfo, field_validator
@@ -14,6 +16,15 @@ from pipeline.config_vllm import SCRIPTED_MODELS
 
 ENV_SAMPLERS = ("uniform", "weighted", "round_robin")
 MODEL_SAMPLERS = ("mirror", "fixed", "last_k")
+_SECRET_NAME = re.compile(r"(?:^|[_-])(?:(?:api|access|secret|private)[_-]?key|passw(?:or)?d)$", re.IGNORECASE)
+
+
+def _names(value: object) -> Iterator[str]:
+    """All names of mappings within `value`."""
+    if isinstance(value, dict):
+        yield from map(str, value)
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _names(item)
 
 
 class _EnvSpec(Settings):
@@ -45,7 +56,13 @@ class _EnvSpec(Settings):
     @field_validator("env_kwargs")
     @classmethod
     def _json(cls, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Shards keep them as JSON text, so that a stored game can be played again."""
+        """Shards keep them as JSON text, so that a stored game can be played again; no place for a secret."""
+        secrets = sorted(name for name in _names(kwargs) if _SECRET_NAME.search(name))
+        if secrets:
+            raise ValueError(
+                f"{secrets[0]} is a secret, which no config may hold: let the environment read it from a variable of "
+                "the workers' environment"
+            )
         try:
             json.dumps(kwargs, allow_nan=False)
         except (TypeError, ValueError) as error:

@@ -194,6 +194,12 @@ class TestRefusals:
             f"num_players is {wrong}, but {env_id} is played with {right}; set it so."
         )
 
+    @pytest.mark.parametrize("kwargs", [{"api_key": "sk-1"}, {"judge": [{"OPENAI-API-KEY": "sk-1"}]}])
+    def test_a_secret_among_the_arguments_is_not_shown(self, kwargs: dict[str, Any]) -> None:
+        message = refused(env_id="KuhnPoker-v0", env_kwargs=kwargs)
+        assert re.search(r"env_kwargs: (api_key|OPENAI-API-KEY) is a secret, which no config may hold", message)
+        assert "sk-1" not in message
+
     def test_an_error_allowance_where_there_is_none(self) -> None:
         message = refused(env_id="tests.environments:StatelessEnv", error_allowance=2)
         assert "tests.environments:StatelessEnv has no error_allowance to set to 2; leave it unset" in message
