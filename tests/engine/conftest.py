@@ -21,9 +21,6 @@ FOREIGN_WARNINGS = (
     # What torch, and vLLM with this torch, say of themselves when they are imported.
     "ignore:`torch.jit.script:DeprecationWarning",
     "ignore:`torch.distributed.reduce_op` is deprecated:FutureWarning",
-    # vLLM leaves its sockets to the garbage collector.
-    "ignore:Unclosed context <zmq:ResourceWarning",
-    "ignore:Destroying context with unclosed socket <zmq:ResourceWarning",
 )
 ENGINE_MARKS = [pytest.mark.engine, *map(pytest.mark.filterwarnings, FOREIGN_WARNINGS)]
 T = TypeVar("T")
