@@ -91,9 +91,12 @@ class VLLMConfig(Settings):
 
     @field_validator("engine_args")
     @classmethod
-    def _no_token(cls, arguments: dict[str, Any]) -> dict[str, Any]:
+    def _left_to_others(cls, arguments: dict[str, Any]) -> dict[str, Any]:
         if "hf_token" in arguments:
             raise ValueError("hf_token is a secret, which no config may hold: set HF_TOKEN in the workers' environment")
+        for name in ("max_loras", "max_cpu_loras"):
+            if name in arguments:
+                raise ValueError(f"{name} follows from vllm.max_loras: set that, and remove it here")
         return arguments
 
     @field_validator("lora_config")

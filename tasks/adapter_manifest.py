@@ -89,15 +89,12 @@ def read_manifest(folder: Path) -> Manifest:
     return Manifest(**content)
 
 
-def check_content(adapter: AdapterRef, folder: Path, base_fingerprint: str | None = None) -> None:
-    """Refuse files that are not the ones the adapter was published with, or were published for another base model.
-
-    An adapter without a digest, which nobody published, passes.
+def check_content(adapter: AdapterRef, folder: Path) -> None:
+    """Refuse files that are not the ones the adapter was published with; one whose digest is not known passes.
 
     Args:
         adapter: what was asked for.
         folder: where its files are here.
-        base_fingerprint: that of the base model it shall run on, None where it is not known.
 
     Raises:
         AdapterError: the files are missing, cut off, still being written, or another's.
@@ -112,14 +109,28 @@ def check_content(adapter: AdapterRef, folder: Path, base_fingerprint: str | Non
             f"{adapter.digest[:12]}, with which it was published. They are cut off, still being written, or another "
             "adapter's: copy them again."
         )
-    if (folder / MANIFEST_NAME).is_file():
-        made_for = read_manifest(folder)
-        if None not in (base_fingerprint, made_for.base_fingerprint) and made_for.base_fingerprint != base_fingerprint:
-            raise AdapterError(
-                f"adapter {adapter.uid} was trained on the base model {made_for.base_model!r} (fingerprint "
-                f"{str(made_for.base_fingerprint)[:12]}), but this engine runs one with {str(base_fingerprint)[:12]}: "
-                "the same shapes, other weights. Set vllm.model_name to its own base."
-            )
+
+
+def check_base(adapter: AdapterRef, folder: Path, fingerprint: str | None) -> None:
+    """Refuse an adapter whose manifest says that it was trained on another base model.
+
+    Args:
+        adapter: what was asked for.
+        folder: where its files are here; without a manifest it passes.
+        fingerprint: that of the base model it shall run on, None where it is not known.
+
+    Raises:
+        AdapterError: it was made for other weights.
+    """
+    if fingerprint is None or not (folder / MANIFEST_NAME).is_file():
+        return
+    made_for = read_manifest(folder)
+    if made_for.base_fingerprint not in (None, fingerprint):
+        raise AdapterError(
+            f"adapter {adapter.uid} was trained on the base model {made_for.base_model!r} (fingerprint "
+            f"{str(made_for.base_fingerprint)[:12]}), but this engine runs one with {fingerprint[:12]}, whose weights "
+            "are others. Set vllm.model_name to the adapter's own base."
+        )
 
 
 def _sync(path: Path) -> None:

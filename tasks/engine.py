@@ -9,27 +9,26 @@ from __future__ import annotations
 import asyncio
 import itertools
 import multiprocessing
-from collections.abc import Awaitable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import fields
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any
 
 import psutil  # type: ignore[import-untyped]  # comes with vLLM; its stubs do not
 
-from tasks.adapter_files import Shape, check_adapter
-from tasks.base_model import linear_shapes
+from tasks.base_model import BaseModel, check_target_modules, read_base
 from tasks.contracts import AdapterRef, Completion, EngineReply, EngineSpec, SamplingSpec
+from tasks.engine_adapters import EngineAdapters, answer
 from tasks.engine_keeper import EngineLoad
 from tasks.engine_lifetime import claim_engines
-from tasks.engine_settings import engine_arguments, set_environment
+from tasks.engine_settings import adapter_places, engine_arguments, set_environment
 from tasks.errors import AdapterError, EngineDiedError, EngineStartError, PromptTooLongError, boundary
 from tasks.models import resolve_model
 from tasks.names import nearest
 
 STOP_TIMEOUT_S = 5.0
-DEATH_CHECK_S = 0.5
 
 
 class VLLMEngine:
@@ -42,10 +41,9 @@ class VLLMEngine:
         self._spec = spec
         self._figures = _Figures()
         self._llm: Any = None
-        self._base_shapes: Mapping[str, Shape] | None = None
-        self._lora_requests: dict[str, Any] = {}
-        self._lora_ids = itertools.count(1)  # never given twice, since the core may remember one it could not load
-        self._lora_lock = asyncio.Lock()
+        self._on_cpu = False
+        self._base: BaseModel | None = None
+        self._adapters: EngineAdapters | None = None
         self._request_numbers = itertools.count()
         self._pending: set[str] = set()
         # Kept as long as the engine: the kernel kills the core when the thread that started it ends.
@@ -59,12 +57,15 @@ class VLLMEngine:
 
         Raises:
             EngineStartError: vLLM could not start, or `engine_args` names an argument it does not have.
-            ConfigError: there is no such model.
+            ConfigError: there is no such model, or it lacks modules that adapters are to change.
         """
         self._building = asyncio.get_running_loop().run_in_executor(self._thread, self._build)
         with boundary() as caught:
             await asyncio.shield(self._building)
-            await _answer(self._llm, self._llm.get_supported_tasks())  # vLLM asks this once, before the first request
+            await answer(self._llm, self._llm.get_supported_tasks())  # vLLM asks this once, before the first request
+            if self._spec.lora is not None and self._base is not None:
+                places = adapter_places(self._spec.lora, on_cpu=self._on_cpu)
+                self._adapters = EngineAdapters(self._llm, self._base, self._spec.lora, places)
         if caught.error is not None:
             raise EngineStartError(
                 f"vLLM could not start on model {self._spec.model_name!r}: {caught.summary}. The worker's log has the "
@@ -86,6 +87,8 @@ class VLLMEngine:
         if llm is not None:
             if not llm.errored:
                 await llm.abort(list(self._pending))
+            if self._adapters is not None:
+                await self._adapters.close()
             if llm.output_handler is not None:
                 llm.output_handler.cancel()  # it would report the shutdown as an error
             await asyncio.get_running_loop().run_in_executor(self._thread, llm.shutdown, STOP_TIMEOUT_S)
@@ -122,10 +125,10 @@ class VLLMEngine:
         request_id = f"request-{next(self._request_numbers)}"
         self._pending.add(request_id)
         try:
-            lora_request = None if adapter is None else await self._lora_request(llm, adapter)
-            rendered = {"type": "token", "prompt_token_ids": prompt_ids}  # vLLM's own name for ids it takes as they are
-            stream = llm.generate(rendered, params, request_id, lora_request=lora_request)
-            output = [output async for output in stream][-1]
+            async with self._with_adapter(adapter) as lora_request:
+                rendered = {"type": "token", "prompt_token_ids": prompt_ids}  # vLLM's name for ids it takes as they are
+                stream = llm.generate(rendered, params, request_id, lora_request=lora_request)
+                output = [output async for output in stream][-1]
         except EngineDeadError as error:
             raise self._died("died") from error
         except EngineGenerateError as error:
@@ -150,50 +153,35 @@ class VLLMEngine:
         from vllm.platforms import current_platform
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        on_cpu = current_platform.is_cpu()
+        self._on_cpu = on_cpu = current_platform.is_cpu()
         set_environment(on_cpu=on_cpu)
         model = resolve_model(self._spec.model_name)
+        lora = self._spec.lora
+        if lora is not None:
+            self._base = read_base(model)
+            check_target_modules(self._spec.model_name, self._base.shapes, lora.target_modules)
         arguments = engine_arguments(self._spec, model, on_cpu=on_cpu)
         _refuse_unknown(arguments, [field.name for field in fields(AsyncEngineArgs)])
         self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[self._figures.logger])
         for core in _running_cores() - self._earlier_cores:
             process = psutil.Process(core.pid)
             self._processes += [process, *process.children(recursive=True)]
-        if self._spec.lora is not None:
-            self._base_shapes = linear_shapes(model)
+
+    def _with_adapter(self, adapter: AdapterRef | None) -> AbstractAsyncContextManager[Any]:
+        """vLLM's handle for an adapter, loaded meanwhile; of no adapter, None."""
+        if adapter is None:
+            return nullcontext()
+        if self._adapters is None:
+            raise AdapterError(
+                f"the adapter {adapter.uid} cannot be served: the engine was started without LoRA. Set vllm.lora_config"
+            )
+        return self._adapters.held(adapter)
 
     def _died(self, what: str) -> EngineDiedError:
         return EngineDiedError(
             f"the vLLM engine of model {self._spec.model_name!r} {what} and answers no request; the worker's log has "
             "the cause. The game is played again on an engine that runs"
         )
-
-    async def _lora_request(self, llm: Any, adapter: AdapterRef) -> Any:
-        """vLLM's handle for an adapter, which is checked and loaded when it is first asked for."""
-        lora = self._spec.lora
-        if lora is None:
-            raise AdapterError(
-                f"the adapter {adapter.uid} cannot be served: the engine was started without LoRA. Set vllm.lora_config"
-            )
-        async with self._lora_lock:  # every game asks for a new version at once
-            if adapter.uid not in self._lora_requests:
-                await asyncio.to_thread(check_adapter, Path(adapter.path), self._base_shapes, lora)
-                self._lora_requests[adapter.uid] = await self._loaded(llm, adapter)
-            return self._lora_requests[adapter.uid]
-
-    async def _loaded(self, llm: Any, adapter: AdapterRef) -> Any:
-        """Load an adapter into the core. One that cannot be loaded fails here, where the core survives it."""
-        from vllm.lora.request import LoRARequest
-        from vllm.v1.engine.exceptions import EngineDeadError
-
-        request = LoRARequest(adapter.uid, next(self._lora_ids), adapter.path)
-        with boundary() as caught:
-            await _answer(llm, llm.add_lora(request))
-        if isinstance(caught.error, EngineDeadError):
-            raise caught.error
-        if caught.error is not None:
-            raise AdapterError(f"vLLM could not load the adapter {adapter.path}: {caught.summary}") from caught.error
-        return request
 
 
 class _Figures:
@@ -242,21 +230,6 @@ class _Figures:
         if iteration_stats is not None:
             self.load["prompt_tokens"] += iteration_stats.num_prompt_tokens
             self.load["generated_tokens"] += iteration_stats.num_generation_tokens
-
-
-async def _answer(llm: Any, call: Awaitable[Any]) -> Any:
-    """What the core answers to a call that is not a request; vLLM would wait for ever for a core that has died."""
-    from vllm.v1.engine.exceptions import EngineDeadError
-
-    task = asyncio.ensure_future(call)
-    try:
-        while not task.done():
-            if llm.errored:
-                raise EngineDeadError()
-            await asyncio.wait([task], timeout=DEATH_CHECK_S)
-        return task.result()
-    finally:
-        task.cancel()
 
 
 def _prompt_ids(llm: Any, messages: Sequence[Mapping[str, str]]) -> list[int]:

@@ -44,7 +44,7 @@ def engine_arguments(spec: EngineSpec, model: str, *, on_cpu: bool) -> dict[str,
     if on_cpu:
         arguments |= _cpu_arguments(spec)
     if spec.lora is not None:
-        arguments |= _lora_arguments(spec.lora)
+        arguments |= _lora_arguments(spec.lora, on_cpu=on_cpu)
     return arguments | dict(spec.engine_args)
 
 
@@ -110,12 +110,23 @@ def _cpu_arguments(spec: EngineSpec) -> dict[str, Any]:
     return arguments
 
 
-def _lora_arguments(lora: LoraSpec) -> dict[str, Any]:
+def adapter_places(lora: LoraSpec, *, on_cpu: bool) -> int:
+    """How many adapters the core may hold at once.
+
+    On a GPU twice those of a batch, for a new version comes in while games still play the one before. On a CPU no more
+    than those of a batch, so that the last of vLLM's places stays empty: see `_lora_arguments`.
+    """
+    return lora.max_adapters if on_cpu else 2 * lora.max_adapters
+
+
+def _lora_arguments(lora: LoraSpec, *, on_cpu: bool) -> dict[str, Any]:
+    """On a CPU vLLM (0.32) has one place too many: it gives requests without an adapter, which it marks with place -1,
+    the weights in the last place when others of the batch have an adapter. Empty, it holds zeros, which add nothing.
+    """
     return {
         "enable_lora": True,
         "max_lora_rank": lora.max_rank,
-        "max_loras": lora.max_adapters,
-        # A new version comes in while games still play the one before.
-        "max_cpu_loras": 2 * lora.max_adapters,
+        "max_loras": lora.max_adapters + on_cpu,
+        "max_cpu_loras": adapter_places(lora, on_cpu=on_cpu) + on_cpu,
         "lora_target_modules": list(lora.target_modules),
     }

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 
 from distributed import Client, Scheduler, SchedulerPlugin
 
+from tasks.adapter_delivery import Courier
 from tasks.errors import ClusterError, boundary
 from tasks.host import HOST_NAME, GameHost
 
@@ -17,6 +18,8 @@ GUARD_NAME = "selfplay-guard"
 
 class RunGuard(SchedulerPlugin):  # type: ignore[misc]  # distributed is untyped
     """Lets go of the game hosts when the client that registered them is gone. One run at a time holds a cluster.
+
+    Meanwhile it carries adapters from that client to workers that cannot read its files.
 
     Args:
         client_id: the client to watch, as the scheduler knows it.
@@ -28,6 +31,7 @@ class RunGuard(SchedulerPlugin):  # type: ignore[misc]  # distributed is untyped
     def __init__(self, client_id: str, run_id: str) -> None:
         self.client_id = client_id
         self.run_id = run_id
+        self._courier = Courier()
 
     async def start(self, scheduler: Scheduler) -> None:
         """Refuse to come between another driver and its run.
@@ -41,6 +45,7 @@ class RunGuard(SchedulerPlugin):  # type: ignore[misc]  # distributed is untyped
                 f"the cluster at {scheduler.address} is held by run {holder.run_id!r}, expected none: its workers have "
                 "room for one engine each. Wait for that run to end, or start workers under another scheduler"
             )
+        self._courier.open(scheduler)
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         """Let go when the client watched is gone."""
@@ -52,6 +57,7 @@ class RunGuard(SchedulerPlugin):  # type: ignore[misc]  # distributed is untyped
         if scheduler.worker_plugins.pop(HOST_NAME, None) is not None:
             # Not `Scheduler.unregister_worker_plugin`: it gives up waiting for all when one worker has just left.
             await scheduler.broadcast(msg={"op": "plugin-remove", "name": HOST_NAME}, on_error="ignore")
+        self._courier.close(scheduler)
         if scheduler.plugins.get(self.name) is self:
             scheduler.remove_plugin(self.name)
 

@@ -68,6 +68,10 @@ def refusal(file: Path, *overrides: str) -> list[str]:
             "vllm.lora_config.lora_rank: got 513, expected a whole number from 1 to 512",
         ),
         (
+            "vllm.engine_args={max_cpu_loras: 2}",
+            "vllm.engine_args: max_cpu_loras follows from vllm.max_loras: set that, and remove it here",
+        ),
+        (
             "vllm.lora_config.modules_to_save=[lm_head]",
             "vllm.lora_config.modules_to_save: got ['lm_head'], expected none: engines serve the low-rank matrices "
             "alone and would play on with the base model's own weights there. Remove it, or name linear layers in "
@@ -159,7 +163,10 @@ def refusal(file: Path, *overrides: str) -> list[str]:
             "collect.num_eval_workers=-1",
             "collect.num_eval_workers: got -1, expected a whole number of at least 0 or null",
         ),
-        ("buffer.kind=steps", "buffer.kind: got 'steps', expected 'step' or 'episode' or package.module:Name. Did you mean 'step'?"),
+        (
+            "buffer.kind=steps",
+            "buffer.kind: got 'steps', expected 'step' or 'episode' or package.module:Name. Did you mean 'step'?",
+        ),
         ("cluster.kind=address", "cluster.address: missing; a cluster of kind 'address' needs it"),
         ("cluster.kind=scheduler_file", "cluster.scheduler_file: missing; a cluster of kind 'scheduler_file' needs it"),
         (

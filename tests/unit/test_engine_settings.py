@@ -9,7 +9,15 @@ import pytest
 
 from tasks import engine_settings
 from tasks.contracts import EngineSpec, LoraSpec
-from tasks.engine_settings import core_binding, cpu_dtype, cpu_flags, engine_arguments, physical_cores, set_environment
+from tasks.engine_settings import (
+    adapter_places,
+    core_binding,
+    cpu_dtype,
+    cpu_flags,
+    engine_arguments,
+    physical_cores,
+    set_environment,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -43,9 +51,16 @@ def test_a_cpu_gets_a_modest_kv_cache_unless_the_user_sized_it(monkeypatch: pyte
 
 
 def test_lora_is_on_when_the_spec_has_it() -> None:
-    made = arguments(lora=LoraSpec(max_rank=16, max_adapters=4, target_modules=("q_proj",)))
+    made = arguments(on_cpu=False, lora=LoraSpec(max_rank=16, max_adapters=4, target_modules=("q_proj",)))
     assert made.items() >= {"enable_lora": True, "max_lora_rank": 16, "max_loras": 4, "max_cpu_loras": 8}.items()
     assert made["lora_target_modules"] == ["q_proj"]
+
+
+def test_on_a_cpu_there_is_a_place_for_adapters_that_is_never_filled() -> None:
+    lora = LoraSpec(max_rank=16, max_adapters=4, target_modules=("q_proj",))
+    made = arguments(on_cpu=True, lora=lora)
+    assert made["max_loras"] == made["max_cpu_loras"] == adapter_places(lora, on_cpu=True) + 1 == 5
+    assert adapter_places(lora, on_cpu=False) == 8
 
 
 def test_engine_args_have_the_last_word() -> None:

@@ -12,7 +12,7 @@ import pytest
 from pipeline.model_registry import ModelRegistry
 from pipeline.ratings import Ratings
 from tasks.adapter_files import CONFIG_NAME, WEIGHTS_NAME, content_digest
-from tasks.adapter_manifest import MANIFEST_NAME, check_content, read_manifest
+from tasks.adapter_manifest import MANIFEST_NAME, check_base, check_content, read_manifest
 from tasks.base_model import BaseModel, read_base
 from tasks.contracts import (
     AdapterRef,
@@ -207,10 +207,10 @@ def test_an_adapter_of_a_base_with_the_same_shapes_and_other_weights_is_refused(
     registry = registry_in(tmp_path)
     adapter = registry.publish(adapter_bytes(), base=ours, lora=LORA, step=1, algorithm="reinforce").adapter
     assert adapter is not None
-    check_content(adapter, Path(adapter.path), ours.fingerprint)
-    check_content(adapter, Path(adapter.path), None)
-    with pytest.raises(AdapterError, match=r"policy@1 was trained on the base model .* same shapes, other weights"):
-        check_content(adapter, Path(adapter.path), other.fingerprint)
+    check_base(adapter, Path(adapter.path), ours.fingerprint)
+    check_base(adapter, Path(adapter.path), None)
+    with pytest.raises(AdapterError, match=r"policy@1 was trained on the base model .*, whose weights are others"):
+        check_base(adapter, Path(adapter.path), other.fingerprint)
 
 
 def test_a_folder_without_a_manifest_or_with_a_strange_one_is_not_complete(tmp_path: Path) -> None:
