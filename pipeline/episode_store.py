@@ -60,19 +60,28 @@ class EpisodeStore(BaseEpisodeStore):
         run_dir: the run's folder; made if missing, refused if it already holds shards or another store writes there.
         episodes_per_shard: at least 1.
         seconds_per_shard: above 0.
+        resume: go on in a folder that holds shards of this run; steps whose episodes were never published, as a killed
+            run leaves them, are removed.
 
     Raises:
         ConfigError: a number is out of range.
         DatasetError: the folder holds another run's shards, is being written to by another store, or cannot be made.
     """
 
-    def __init__(self, run_dir: str | Path, episodes_per_shard: int = 256, seconds_per_shard: float = 60.0) -> None:
+    def __init__(
+        self,
+        run_dir: str | Path,
+        episodes_per_shard: int = 256,
+        seconds_per_shard: float = 60.0,
+        *,
+        resume: bool = False,
+    ) -> None:
         if episodes_per_shard < 1:
             raise ConfigError(f"episodes_per_shard is {episodes_per_shard}, expected at least 1")
         if not seconds_per_shard > 0:
             raise ConfigError(f"seconds_per_shard is {seconds_per_shard}, expected more than 0")
         self._replay = Path(run_dir) / "replay"
-        self._claim = _prepare(self._replay)
+        self._claim = _prepare(self._replay, resume)
         self._episodes_per_shard = episodes_per_shard
         self._seconds_per_shard = seconds_per_shard
         self._name = secrets.token_hex(4)
@@ -83,7 +92,7 @@ class EpisodeStore(BaseEpisodeStore):
         self._added = 0
         self._stored = 0
         self._wanted = 0  # how many stored episodes some `flush` waits for
-        self._shards = 0
+        self._shards = len(self.shards())
         self._error: Exception | None = None
         self._closed = False
         self._writer = threading.Thread(target=self._write_until_closed, name="episode-store", daemon=True)
@@ -107,6 +116,10 @@ class EpisodeStore(BaseEpisodeStore):
             self._added += 1
             self._changed.notify_all()
             self._raise_error()
+
+    def shards(self) -> frozenset[str]:
+        """The names of the shards that are published, those of earlier lives of the run among them."""
+        return frozenset(path.name for path in (self._replay / "episodes").glob("[!.]*.parquet"))
 
     def flush(self) -> None:
         """Return once everything added so far is on disk.
@@ -200,8 +213,8 @@ class _Claim:
             self._descriptor = None
 
 
-def _prepare(replay: Path) -> _Claim:
-    """Make the folders of a new run and claim them; refuse those of another."""
+def _prepare(replay: Path, resume: bool) -> _Claim:
+    """Make the folders of a new run, or take those of one that goes on, and claim them; refuse another's."""
     try:
         for table in ("episodes", "steps"):
             (replay / table).mkdir(parents=True, exist_ok=True)
@@ -209,7 +222,11 @@ def _prepare(replay: Path) -> _Claim:
     except OSError as error:
         raise DatasetError(f"cannot make {replay}: {error}; name a folder that can be written to") from error
     shards = sorted(path.relative_to(replay) for path in replay.glob("*/[!.]*.parquet"))
-    if shards:
+    if resume:
+        for path in [*replay.glob("steps/[!.]*.parquet"), *replay.glob("*/.*.tmp")]:
+            if path.name.startswith(".") or not (replay / "episodes" / path.name).exists():
+                path.unlink()
+    elif shards:
         claim.close()
         raise DatasetError(
             f"{replay} already holds {len(shards)} shards, the first {shards[0]}: a run folder holds one run; "

@@ -27,20 +27,34 @@ RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 NAMES_ARTIFACT = "metric_names.json"
 """The artifact that says which metric a name stands for, of the names that MLflow does not take as they are."""
 
+KEY_TAG = "selfplay.run"
+"""The tag by which a run is found again when it is resumed."""
+
+CHANGED_TAG = "changed."
+"""Before the name of a parameter that a resumed run has another value of."""
+
+_LONGEST_TAG = 5000
 _REQUEST_TIMEOUT_S = 10
 _SQLITE = "sqlite:///"
 
 
 class MLflowRun:
-    """One run in an MLflow store. `open`, `close` and the calls in `outbox` may raise whatever MLflow raises."""
+    """One run in an MLflow store. `open`, `close` and the calls in `outbox` may raise whatever MLflow raises.
 
-    def __init__(self, uri: str, artifacts: Path | None, experiment: str, run_name: str) -> None:
+    Where `key` is given, a run of the experiment that was opened with the same one is gone on with.
+    """
+
+    def __init__(
+        self, uri: str, artifacts: Path | None, experiment: str, run_name: str, key: str | None = None
+    ) -> None:
         self.uri = uri
         self.run_id: str | None = None
         self.outbox: deque[Callable[[], None]] = deque()
         self._artifacts = artifacts
         self._experiment = experiment
         self._run_name = run_name
+        self._key = key
+        self._resumed = False
         self._started_ms = _now_ms()
         self._client: Any = None
         self._tagged: set[str] = set()
@@ -58,7 +72,14 @@ class MLflowRun:
         # A store in the run's own folder is nobody else's.
         with nullcontext() if self._artifacts is not None else _one_at_a_time(self.uri):
             self._client = MlflowClient(self.uri)
-        run = self._client.create_run(self._experiment_id(), start_time=self._started_ms, run_name=self._run_name)
+        experiment = self._experiment_id()
+        earlier = self._earlier_run(experiment)
+        if earlier is not None:
+            self._client.update_run(earlier, status="RUNNING")
+            self.run_id, self._resumed = earlier, True
+            return
+        tags = None if self._key is None else {KEY_TAG: self._key}
+        run = self._client.create_run(experiment, start_time=self._started_ms, run_name=self._run_name, tags=tags)
         self.run_id = run.info.run_id
 
     def close(self, status: RunStatus) -> None:
@@ -99,6 +120,13 @@ class MLflowRun:
         status = error.get_http_status_code()
         return status >= 500 or status in (401, 403, 408, 429)
 
+    def _earlier_run(self, experiment: str) -> str | None:
+        """The run that was opened with this key before, if there is one."""
+        if self._key is None:
+            return None
+        found = self._client.search_runs([experiment], f"tags.`{KEY_TAG}` = '{self._key}'", max_results=1)
+        return str(found[0].info.run_id) if found else None
+
     def _experiment_id(self) -> str:
         from mlflow.exceptions import MlflowException
 
@@ -118,10 +146,16 @@ class MLflowRun:
     # splits what is more than a request may hold.
 
     def _log_params(self, params: Mapping[str, str]) -> None:
+        """Log parameters. MLflow keeps the first value of each; what a resumed run changes becomes a tag of its own."""
         from mlflow.entities import Param
 
-        entities = [Param(clean_name(name), value) for name, value in params.items()]
+        named = {clean_name(name): value for name, value in params.items()}
+        known = self._client.get_run(self.run_id).data.params if self._resumed else {}
+        entities = [Param(name, value) for name, value in named.items() if name not in known]
         self._client.log_batch(self.run_id, params=entities, synchronous=True)
+        for name, value in named.items():
+            if known.get(name, value) != value:
+                self._set_tag(f"{CHANGED_TAG}{name}", f"{known[name]} -> {value}"[:_LONGEST_TAG])
 
     def _log_metrics(self, values: Mapping[str, float], now_ms: int, step: int) -> None:
         from mlflow.entities import Metric

@@ -51,10 +51,16 @@ def report_at_the_end(run_dir: Path) -> Iterator[Books]:
             print_report(books.ledger, run_dir, books.tracking_uri, console)
 
 
-def make_tracker(config: RunConfig, run_dir: Path) -> MLflowTracker:
-    """The MLflow run that the configuration names, in the run's own folder where it names none."""
+def make_tracker(config: RunConfig, run_dir: Path, key: str | None = None) -> MLflowTracker:
+    """The MLflow run that the configuration names, in the run's own folder where it names none.
+
+    Args:
+        config: the whole run.
+        run_dir: its folder.
+        key: what the run is found again by when it is resumed.
+    """
     tracking = config.tracking
-    return MLflowTracker(tracking.uri, tracking.experiment, config.name, tracking.window_s, run_dir=run_dir)
+    return MLflowTracker(tracking.uri, tracking.experiment, config.name, tracking.window_s, run_dir=run_dir, key=key)
 
 
 def make_buffer(config: RunConfig) -> ReplayBuffer:
@@ -86,9 +92,11 @@ def make_scheduler(
     registry: ModelRegistry,
     store: EpisodeStore,
     admission: Admission | None = None,
+    run_id: str | None = None,
 ) -> GameScheduler:
-    """The scheduler with the samplers that the configuration names."""
+    """The scheduler with the samplers that the configuration names; on-policy nothing is fetched ahead."""
     environments, models, collect = config.environments, config.models, config.collect
+    on_policy = admission is not None and config.learner is not None and not config.learner.max_policy_lag
     return GameScheduler(
         config.vllm,
         tracker,
@@ -102,13 +110,14 @@ def make_scheduler(
         store=store,
         seed=config.seed,
         options=SchedulerOptions(
-            prefetch=collect.prefetch,
+            prefetch=0.0 if on_policy else collect.prefetch,
             retries=collect.retries,
             max_consecutive_failures=collect.max_consecutive_failures,
             group_size=collect.group_size,
             incomplete_groups=collect.incomplete_groups,
         ),
         admission=admission,
+        run_id=run_id,
     )
 
 

@@ -117,7 +117,13 @@ class MLflowTracker(BaseTracker):
     """
 
     def __init__(
-        self, uri: str | None, experiment: str, run_name: str, window_s: float = 2.0, run_dir: Path | None = None
+        self,
+        uri: str | None,
+        experiment: str,
+        run_name: str,
+        window_s: float = 2.0,
+        run_dir: Path | None = None,
+        key: str | None = None,
     ) -> None:
         """Start the thread; the store is created there.
 
@@ -128,13 +134,14 @@ class MLflowTracker(BaseTracker):
             run_name: the run's name in it.
             window_s: seconds that one point of a metric stands for.
             run_dir: the run's folder, needed only where nothing else says where to report to.
+            key: names the run across its lives: one of this key in the experiment is gone on with.
 
         Raises:
             ConfigError: neither `uri`, `MLFLOW_TRACKING_URI` nor `run_dir` is given, or `window_s` is not positive.
         """
         if not window_s > 0:
             raise ConfigError(f"tracking.window_s is {window_s}; expected seconds > 0, for example 2.0.")
-        self._run = MLflowRun(*_place(uri, run_dir), experiment, run_name)
+        self._run = MLflowRun(*_place(uri, run_dir), experiment, run_name, key)
         self._window_s = window_s
         self._metrics = RunMetrics(time.monotonic())
         self._transcripts = TranscriptSample()
