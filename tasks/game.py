@@ -6,6 +6,7 @@ Everything foreign runs inside `_foreign`, which gives it the game's own random 
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import importlib.util
 import re
@@ -173,6 +174,7 @@ class Game:
         """Rewards and closing information of a game that is done.
 
         A reward that is no number is None, like one that is missing: some games pay their reason for an illegal move.
+        Information on a player that is no mapping is kept under `info`, and names no reason.
 
         Raises:
             EnvironmentFault: the environment raised, or gives no rewards and information by player.
@@ -184,7 +186,7 @@ class Game:
             if rewards and not any(player in rewards for player in players):
                 raise LookupError(f"it pays {list(rewards)}, expected players of 0 to {players[-1]}")
             raw = tuple(float(reward) if isinstance(reward, Real) else None for reward in by_player)
-            about = [(game_info or {}).get(player, {}) for player in players]
+            about = [_as_mapping((game_info or {}).get(player)) for player in players]
             reasons = [info["reason"] for info in about if info.get("reason")]
         return GameResult(
             rewards=raw,
@@ -245,8 +247,9 @@ class Game:
         with boundary() as caught, self._generators.bound():
             try:
                 yield
-            except (SystemExit, StopIteration) as odd:
-                # The one would end the thread or the loop that plays, the other is lost on its way out of a generator.
+            except (SystemExit, StopIteration, GeneratorExit, asyncio.CancelledError) as odd:
+                # They would end the thread or the loop that plays, be lost on their way out of a generator, or pass for
+                # the game's own cancellation, which never arrives within a synchronous call.
                 raise RuntimeError(f"it raised {odd!r}") from None
         if caught.error is not None:
             # One line: some environments raise paragraphs.
@@ -299,6 +302,12 @@ def _ready_to_make(entry_point: Any) -> threading.Lock:
         isolate(package)
         _silence(package)
     return _making.setdefault(package, threading.Lock())
+
+
+def _as_mapping(info: Any) -> Mapping[str, Any]:
+    if isinstance(info, Mapping):
+        return info
+    return {} if info is None else {"info": info}
 
 
 def _text(observation: Any) -> str:

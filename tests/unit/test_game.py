@@ -118,6 +118,21 @@ def test_rewards_that_are_missing_or_no_numbers_are_none(paid: dict[int, Any], r
     assert game.close().rewards == rewards
 
 
+@pytest.mark.parametrize(
+    ("about", "player_info", "reason"),
+    [
+        ({0: None, 1: {"reason": "enough"}}, ("{}", '{"reason": "enough"}'), "enough"),
+        ({0: "lost", 1: 3}, ('{"info": "lost"}', '{"info": 3}'), ""),
+    ],
+)
+def test_closing_information_that_is_no_mapping_does_not_cost_the_rewards(
+    about: dict[int, Any], player_info: tuple[str, ...], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OddEnv, "close", lambda env: ({0: 1, 1: -1}, about))
+    result = opened("Odd-v0").close()
+    assert (result.rewards, result.player_info, result.reason) == ((1.0, -1.0), player_info, reason)
+
+
 def test_an_end_without_any_rewards() -> None:
     assert opened("Odd-v0").close().rewards == (None, None)
 
@@ -147,6 +162,8 @@ def test_what_an_environment_raises_says_what_where_and_what_to_do() -> None:
     [
         (SystemExit(3), "RuntimeError: it raised SystemExit(3). The game ends"),
         (StopIteration(), "RuntimeError: it raised StopIteration(). The game ends"),
+        (GeneratorExit(), "RuntimeError: it raised GeneratorExit(). The game ends"),
+        (asyncio.CancelledError("me"), "RuntimeError: it raised CancelledError('me'). The game ends"),
         (ValueError("y" * 1_000_000), f"{'y' * 988}.... The game ends"),
     ],
 )
