@@ -130,6 +130,7 @@ class Endings:
             spec = episode.spec
             raise TooManyFailuresError(
                 f"{self._failures_in_a_row} games in a row failed, which is the most allowed "
-                f"(max_consecutive_failures). The last one, {spec.game_id} of {spec.env_id}, said: {episode.reason}. "
-                "Look at `reason` in the episodes' shards; `selfplay show RUN` lists them"
+                f"(max_consecutive_failures). The last one, {spec.game_id} of {spec.env_id}, said: "
+                f"{episode.reason.rstrip('.')}. Look at `reason` in the episodes' shards; `selfplay show RUN` lists "
+                "them"
             )

@@ -131,7 +131,9 @@ def test_quotas_out_of_range_are_refused(client: Client, tmp_path: Path) -> None
 
 def test_a_run_of_failures_stops_the_run_and_says_what_to_look_at(client: Client, tmp_path: Path) -> None:
     games = scheduler(client, tmp_path, train=kuhn(env_kwargs={"nonsense": 1}), max_consecutive_failures=5)
-    with pytest.raises(TooManyFailuresError, match=r"5 games in a row failed.*nonsense.*selfplay show"):
+    with pytest.raises(
+        TooManyFailuresError, match=r"5 games in a row failed.*nonsense.*[a-z]\. Look at .*selfplay show"
+    ):
         games.collect(num_train_workers=4)
     statuses = check_books(games.ledger, tmp_path)
     assert statuses["failed"] >= 5
