@@ -69,9 +69,16 @@ def print_report(ledger: Ledger, run_dir: Path, tracking_uri: str, console: Cons
         "Look at them:",
         f"  {command('selfplay')} show {run_dir}",
         f"  {command('selfplay')} show {run_dir} {first}",
-        f"  {command('mlflow')} ui --backend-store-uri {tracking_uri}",
+        f"  {_look_at_tracking(tracking_uri)}",
     ):
         console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _look_at_tracking(uri: str) -> str:
+    """A server shows itself; what lies in a file needs one."""
+    if uri.startswith(("http://", "https://")):
+        return f"{command('python')} -m webbrowser {uri}"
+    return f"{command('mlflow')} ui --backend-store-uri {uri}"
 
 
 def command(name: str) -> str:

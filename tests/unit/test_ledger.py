@@ -105,6 +105,13 @@ def test_the_report_names_results_failures_and_where_to_look(tmp_path: Path, mon
     assert "--backend-store-uri sqlite:///run/mlflow.db" in text
 
 
+def test_a_tracking_server_is_looked_at_as_it_is(tmp_path: Path) -> None:
+    out = io.StringIO()
+    print_report(full_ledger(), tmp_path, "http://tracking:5000", Console(file=out, width=118))
+    assert "-m webbrowser http://tracking:5000" in out.getvalue()
+    assert "--backend-store-uri" not in out.getvalue()
+
+
 def test_the_report_counts_groups_where_there_are_any(tmp_path: Path) -> None:
     def report(groups: dict[str, int]) -> str:
         ledger, out = Ledger("run"), io.StringIO()
