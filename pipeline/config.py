@@ -152,11 +152,17 @@ class ClusterConfig(Settings):
 
 class TrackingConfig(Settings):
     """Where MLflow keeps the run: the tracking server at `uri`, or the run's own folder. Metrics are aggregated over
-    `window_s` seconds."""
+    `window_s` seconds. A `kind` of your own, `package.module:Name`, is called with these settings."""
 
+    kind: str = "mlflow"
     uri: str | None = Field(default=None, min_length=1)
     experiment: str = Field(default="selfplay", min_length=1)
     window_s: float = Field(default=2.0, gt=0)
+
+    @field_validator("kind")
+    @classmethod
+    def _kind(cls, name: str) -> str:
+        return name_or_path(name, ("mlflow",))
 
     @field_validator("uri")
     @classmethod

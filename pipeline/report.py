@@ -62,7 +62,7 @@ def print_report(ledger: Ledger, run_dir: Path, tracking_uri: str, console: Cons
     first = f"{Mode.TRAIN.value}-000000"
     # A store in the run's own folder is named as the folder was.
     tracking_uri = tracking_uri.replace(f"sqlite:///{run_dir.resolve()}", f"sqlite:///{run_dir}")
-    for line in (
+    lines = [
         f"shards  {run_dir / 'replay'}",
         f"MLflow  {tracking_uri}",
         "",
@@ -70,7 +70,10 @@ def print_report(ledger: Ledger, run_dir: Path, tracking_uri: str, console: Cons
         f"  {command('selfplay')} show {run_dir}",
         f"  {command('selfplay')} show {run_dir} {first}",
         f"  {_look_at_tracking(tracking_uri)}",
-    ):
+    ]
+    if not tracking_uri:
+        del lines[-1], lines[1]
+    for line in lines:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 

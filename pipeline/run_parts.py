@@ -51,15 +51,26 @@ def report_at_the_end(run_dir: Path) -> Iterator[Books]:
             print_report(books.ledger, run_dir, books.tracking_uri, console)
 
 
-def make_tracker(config: RunConfig, run_dir: Path, key: str | None = None) -> MLflowTracker:
-    """The MLflow run that the configuration names, in the run's own folder where it names none.
+def make_tracker(config: RunConfig, run_dir: Path, key: str | None = None) -> BaseTracker:
+    """The tracker that the configuration names: an MLflow run, in the run's own folder where no server is named.
 
     Args:
         config: the whole run.
         run_dir: its folder.
         key: what the run is found again by when it is resumed.
+
+    Raises:
+        ConfigError: a user's class makes an object that is no tracker.
     """
     tracking = config.tracking
+    if tracking.kind != "mlflow":
+        tracker = import_object(tracking.kind)(tracking)
+        if not isinstance(tracker, BaseTracker):
+            raise ConfigError(
+                f"tracking.kind is {tracking.kind!r}, whose object is a {type(tracker).__name__}, expected a subclass "
+                "of pipeline.tracking.BaseTracker"
+            )
+        return tracker
     return MLflowTracker(tracking.uri, tracking.experiment, config.name, tracking.window_s, run_dir=run_dir, key=key)
 
 

@@ -47,6 +47,11 @@ class BaseTracker(ABC):
     any other exception, which passes through.
     """
 
+    @property
+    def uri(self) -> str:
+        """Where people look at what was reported, for the report at the end; empty where there is no such place."""
+        return ""
+
     @abstractmethod
     def log_params(self, config: Mapping[str, Any]) -> None:
         """Take the resolved configuration: nested mappings, lists, strings, numbers, booleans and None."""
