@@ -75,6 +75,16 @@ def test_a_stop_string_ends_the_completion_and_stays_in_it(served: Served) -> No
     assert [letter for letter in completion.text if letter in "aeiou"] == [completion.text[-1]]
 
 
+def test_a_closing_bracket_as_stop_string_leaves_the_move_whole(served: Served) -> None:
+    reply = served.generate("move", n=16, max_tokens=200, stop=("]",))
+    closed = [completion for completion in reply.completions if "]" in completion.text]
+    assert closed, "16 samples of one token in 260, 200 tokens each"
+    for completion in closed:
+        assert completion.finish_reason == "stop"
+        assert completion.text.index("]") == len(completion.text) - 1
+        assert len(completion.logprobs) == len(completion.token_ids)
+
+
 def test_load_counts_tokens_and_prefix_hits(served: Served) -> None:
     before = dict(served.engine.load())
     prompt = "the same long prompt " * 10  # more than one block of 128 tokens
