@@ -1,10 +1,11 @@
-"""The command line: `selfplay collect | config | show | verify | envs | worker`.
+"""The command line: `selfplay collect | train | config | show | verify | envs | worker`.
 
 Commands load what they need when they are called.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
@@ -90,6 +91,40 @@ def collect(config: Path, overrides: Sequence[str], run_dir: Path | None) -> Non
 @commands.command()
 @CONFIG
 @OVERRIDES
+@click.option(
+    "--run-dir", type=click.Path(path_type=Path), help="The folder of the run.  [default: runs/NAME-TIMESTAMP]"
+)
+@click.option("--resume", is_flag=True, help="Go on with the run in --run-dir, where it was killed or interrupted.")
+@click.option("--json", "as_json", is_flag=True, help="Print what the run came to as JSON, on the last line.")
+def train(config: Path, overrides: Sequence[str], run_dir: Path | None, resume: bool, as_json: bool) -> None:
+    """Play games and learn from them at once, as CONFIG, a YAML file with a `learner`, says.
+
+    Ctrl-C once lets the games in flight finish, twice ends them; either way --resume goes on from the last learning
+    step.
+    """
+    from pipeline.config import load
+
+    settings = load(config, overrides)
+    if run_dir is None:
+        if resume:
+            raise click.UsageError("--resume needs --run-dir, the folder of the run to go on with")
+        run_dir = Path("runs") / f"{settings.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    # The user's own samplers, buffers and prompts lie in the current folder, which an installed script does not search.
+    sys.path.insert(0, os.getcwd())
+    from pipeline.progress import Progress
+
+    with Progress() as progress:
+        progress.stage("loading")
+        from pipeline.launch_train import run_train
+
+        summary = run_train(settings, run_dir, progress, resume=resume)
+    if as_json:
+        click.echo(json.dumps({"run_dir": str(run_dir), **summary}))
+
+
+@commands.command()
+@CONFIG
+@OVERRIDES
 def config(config: Path, overrides: Sequence[str]) -> None:
     """Print CONFIG as a run would use it: checked, with every default."""
     from pipeline.config import dump, load
@@ -150,13 +185,16 @@ def envs(check: bool, pattern: str | None) -> int:
 
 @commands.command()
 @click.argument("scheduler")
-@click.option("--games", type=click.IntRange(min=1), required=True, metavar="N", help="The most games at once.")
-@click.option("--gpu", type=click.IntRange(min=0), metavar="INDEX", help="The one GPU the worker's engine may use.")
+@click.option("--games", type=click.IntRange(min=1), metavar="N", help="Hold an engine, for at most N games at once.")
+@click.option("--learner", is_flag=True, help="Learn instead.")
+@click.option("--gpu", type=click.IntRange(min=0), metavar="INDEX", help="The one GPU the worker may use.")
 @click.option(
     "--print", "print_only", is_flag=True, help="Print the plain `dask worker` command instead of running it."
 )
-def worker(scheduler: str, games: int, gpu: int | None, print_only: bool) -> None:
-    """Run a Dask worker set up for one engine, joining SCHEDULER: its address or its scheduler file."""
+def worker(scheduler: str, games: int | None, learner: bool, gpu: int | None, print_only: bool) -> None:
+    """Run a Dask worker set up for one engine, or to learn, joining SCHEDULER: its address or its scheduler file."""
+    if learner == (games is not None):
+        raise click.UsageError("a worker holds an engine or learns: give --games N, or --learner")
     from pipeline.worker_command import DEATH_TIMEOUT_S, checked_scheduler, worker_command, worker_environment
 
     command = worker_command(checked_scheduler(scheduler), games)
