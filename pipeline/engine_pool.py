@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from distributed import Client
 
+from pipeline.adapter_desk import AdapterDesk
 from pipeline.game_futures import EngineReported, Event, GameEnded, GameFutures, GameLost, WorkerLeft
 from pipeline.placement import Balancer
 from tasks.contracts import EngineFigures, EngineSpec, EngineState, Mode
@@ -35,6 +36,7 @@ class EnginePool:
         self._client = client
         self._host = GameHost(spec, run_id)
         self._rng = rng
+        self._desk = AdapterDesk(client)
         self.games = GameFutures(client)
         self.balancer = Balancer({}, 0.0, rng)
         self.figures: dict[str, EngineFigures] = {}
@@ -45,6 +47,7 @@ class EnginePool:
 
     def __enter__(self) -> EnginePool:
         self.games.__enter__()
+        self._desk.__enter__()
         register(self._client, self._host)
         return self
 
@@ -54,6 +57,7 @@ class EnginePool:
         if self._client.status == "running":
             self.games.__exit__(*exc_info)
             unregister(self._client)
+            self._desk.__exit__(*exc_info)
 
     def plan(self, quotas: Mapping[Mode, int], prefetch: float) -> None:
         """Split these quotas over the engines from now on."""

@@ -10,12 +10,14 @@ import random
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from pipeline.config import ApiOpponent, EvalEnvSpec, TrainEnvSpec, VLLMConfig
 from pipeline.env_samplers import BaseEnvSampler
 from pipeline.model_samplers import BaseModelSampler, FixedSampler, opponent_ref
 from tasks.action_samplers import action_sampler as check_action_sampler
+from tasks.adapter_files import check_adapter
 from tasks.contracts import AgentSpec, GameSpec, Mode, ModelKind, ModelRef, Role
 from tasks.errors import ConfigError
 
@@ -66,10 +68,12 @@ class SpecBuilder:
         check_action_sampler(
             action_sampler, vllm.sampling() if env_sampler.evaluation and not vllm.is_scripted else None
         )
-        for opponent in model_sampler.opponents if isinstance(model_sampler, FixedSampler) else ():
+        fixed = model_sampler.opponents if isinstance(model_sampler, FixedSampler) else ()
+        for opponent in (*fixed, *map(self._fixed_opponent, env_sampler.evaluation)):
             self._check_playable(opponent)
-        for env in env_sampler.evaluation:
-            self._check_playable(self._fixed_opponent(env))
+            if opponent.adapter is not None and (lora := vllm.engine_spec(seed).lora) is not None:
+                # The base model may be out of reach of the driver; engines compare with that.
+                check_adapter(Path(opponent.adapter.path), None, lora)
 
     def models(self) -> Iterable[ModelRef]:
         """The models that are known so far to play in this run."""

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from pipeline.cluster import connect
-from pipeline.config import RunConfig, dump
+from pipeline.config import RunConfig, VLLMConfig, dump
 from pipeline.dataset_card import write_card
 from pipeline.environments import check_environments_of
 from pipeline.episode_store import EpisodeStore
@@ -20,6 +20,7 @@ from pipeline.model_registry import ModelRegistry
 from pipeline.progress import Progress
 from pipeline.replay import TrajectoryBuffer
 from pipeline.run_parts import make_buffer, make_scheduler, make_tracker, report_at_the_end, slots_of
+from tasks.base_model import check_target_modules, read_base
 from tasks.models import resolve_model
 
 
@@ -40,6 +41,9 @@ def run_collect(config: RunConfig, run_dir: Path, progress: Progress) -> Ledger:
     """
     environments = [*config.environments.train, *config.environments.eval]
     check_environments_of(environments, played_here=config.cluster.kind == "local")
+    engine = config.vllm.engine_spec(config.seed).factory is not None
+    if engine and config.cluster.kind == "local":
+        _check_model(config.vllm, progress)
     with ExitStack() as stack:
         books = stack.enter_context(report_at_the_end(run_dir))
         stack.callback(progress.close)
@@ -50,10 +54,6 @@ def run_collect(config: RunConfig, run_dir: Path, progress: Progress) -> Ledger:
         tracker = stack.enter_context(make_tracker(config, run_dir))
         tracker.log_params(config.model_dump(mode="json"))
         books.tracking_uri = tracker.uri
-        engine = config.vllm.engine_spec(config.seed).factory is not None
-        if engine and config.cluster.kind == "local":
-            # Here rather than on the worker, so that the first run's minute of building shows.
-            resolve_model(config.vllm.model_name, on_progress=progress.stage)
         progress.stage("connecting to the cluster")
         client = stack.enter_context(connect(config.cluster, slots=slots_of(config), engine=engine))
         progress.stage("starting engines" if engine else "starting")
@@ -71,3 +71,14 @@ def run_collect(config: RunConfig, run_dir: Path, progress: Progress) -> Ledger:
             registry.save()
             scheduler.ledger.write(run_dir / "summary.json")
             write_card(run_dir, scheduler.ledger.summary())
+
+
+def _check_model(vllm: VLLMConfig, progress: Progress) -> None:
+    """See that the model is there and has what adapters are to change.
+
+    Here rather than on the worker, so that the first run's minute of building shows.
+    """
+    resolve_model(vllm.model_name, on_progress=progress.stage)
+    if vllm.lora_config is not None:
+        base = read_base(vllm.model_name)
+        check_target_modules(base.name, base.shapes, vllm.lora_config.target_modules)

@@ -135,7 +135,10 @@ class ModelRegistry:
             files=file_digests(files),
         )
         adapter = write_version(
-            self.path.parent / ADAPTERS, manifest, files, lambda folder: check_adapter(folder, base.shapes, lora)
+            self.path.parent.absolute() / ADAPTERS,
+            manifest,
+            files,
+            lambda folder: check_adapter(folder, base.shapes, lora),
         )
         model = ModelRef(adapter.uid, ModelKind.ENGINE, version, adapter)
         with self._lock:
@@ -302,7 +305,7 @@ def _beside(path: Path, model: ModelRef) -> ModelRef:
     """The same model, with the folder of a published version where it is now."""
     if model.policy_version is None or model.adapter is None:
         return model
-    folder = path.parent / ADAPTERS / model.adapter.uid
+    folder = path.parent.absolute() / ADAPTERS / model.adapter.uid
     return replace(model, adapter=replace(model.adapter, path=str(folder)))
 
 

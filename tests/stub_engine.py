@@ -8,7 +8,9 @@
 - `start_s` (0.0): seconds to start. `fail_start`: the message of the error that `start` raises.
 - `die_after`: the request that kills the engine, counted from 1 for each engine. `deaths` (1): how many engines of one
   `model_name` die so in a process, which says whether a rebuilt one lives.
-- `log`: a file that gets a line `start PID` and `stop PID` for each engine.
+- `open_adapters` (false): bring the files of each request's adapter here, as an engine does that serves them.
+- `log`: a file that gets a line `start PID` and `stop PID` for each engine, and `adapter UID DIGEST FOLDER` for
+  each adapter that was opened.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from tasks.adapter_delivery import open_adapter
+from tasks.adapter_files import content_digest
 from tasks.contracts import AdapterRef, Completion, EngineReply, EngineSpec, SamplingSpec
 from tasks.errors import EngineDiedError, PromptTooLongError
 from tasks.host import EngineLoad
@@ -53,11 +57,11 @@ class StubEngine:
         if "fail_start" in self._args:
             raise RuntimeError(self._args["fail_start"])
         self._up = True
-        self._log("start")
+        self._log(f"start {os.getpid()}")
 
     async def stop(self) -> None:
         self._fail_pending("the engine was stopped")
-        self._log("stop")
+        self._log(f"stop {os.getpid()}")
 
     async def generate(
         self,
@@ -75,6 +79,9 @@ class StubEngine:
             raise PromptTooLongError(
                 f"the prompt has {len(prompt_ids)} tokens, expected fewer than max_model_len={self._spec.max_model_len}"
             )
+        if adapter is not None and self._args.get("open_adapters"):
+            async with open_adapter(adapter) as folder:
+                self._log(f"adapter {adapter.uid} {content_digest(folder)} {folder}")
         room = self._spec.max_model_len - len(prompt_ids)
         sampling = replace(sampling, max_tokens=min(sampling.max_tokens, room))
         await self._work()
@@ -134,7 +141,7 @@ class StubEngine:
     def _log(self, event: str) -> None:
         if "log" in self._args:
             with Path(self._args["log"]).open("a") as log:
-                log.write(f"{event} {os.getpid()}\n")
+                log.write(f"{event}\n")
 
 
 def prompt_token_ids(messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:

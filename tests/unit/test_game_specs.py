@@ -14,7 +14,8 @@ from pipeline.game_specs import SpecBuilder
 from pipeline.model_registry import ModelRegistry
 from pipeline.model_samplers import FixedSampler, MirrorSampler
 from tasks.contracts import GameSpec, Mode, Role, SamplingSpec
-from tasks.errors import ConfigError
+from tasks.errors import AdapterError, ConfigError
+from tests.unit.example_adapters import write_adapter
 
 ENGINE = VLLMConfig(model_name="a/model", temperature=0.7, max_tokens=16)
 SCRIPTED = VLLMConfig(model_name="scripted:first")
@@ -218,9 +219,7 @@ def test_an_opponent_behind_an_endpoint_brings_its_own_sampling_and_needs_no_eng
 
 @pytest.fixture
 def adapter(tmp_path: Path) -> str:
-    (tmp_path / "adapter_config.json").write_text("{}")
-    (tmp_path / "adapter_model.safetensors").write_bytes(b"weights")
-    return f"adapter:{tmp_path}"
+    return f"adapter:{write_adapter(tmp_path / 'adapter')}"
 
 
 def test_an_adapter_plays_where_there_is_lora(adapter: str) -> None:
@@ -243,6 +242,21 @@ def test_an_adapter_without_lora_is_refused(adapter: str) -> None:
         builder(evaluation=[EvalEnvSpec(env_id="X-v0", fixed_opponent=adapter)])
     with pytest.raises(ConfigError, match=r"is a LoRA adapter, but vllm\.lora_config is not set"):
         builder(train=[TrainEnvSpec(env_id="A-v0", num_actors=1)], opponents=[adapter])
+
+
+@pytest.mark.parametrize(
+    ("lora", "message"),
+    [
+        (LoraConfig(lora_rank=1), r"rank r=4; the engine serves ranks 1 to 1\. Set vllm\.lora_config\.lora_rank to 8"),
+        (LoraConfig(target_modules=("q_proj",)), r"Add 'down_proj' to vllm\.lora_config\.target_modules"),
+    ],
+)
+def test_an_adapter_that_engines_would_not_serve_is_refused_before_they_start(
+    adapter: str, lora: LoraConfig, message: str
+) -> None:
+    vllm = VLLMConfig(model_name="a/model", lora_config=lora)
+    with pytest.raises(AdapterError, match=message):
+        builder(vllm=vllm, train=[TrainEnvSpec(env_id="A-v0", num_actors=1)], opponents=[adapter])
 
 
 def test_an_action_sampler_that_no_evaluation_could_use_is_refused_before_any() -> None:
