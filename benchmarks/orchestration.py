@@ -10,10 +10,22 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import time
 from collections.abc import Callable
 
 from benchmarks.measure import Result, add_repetition, between, run_check
-from benchmarks.stub_games import Window, after_games, collect, local_cluster, play_without_dask, timed, vllm_config
+from benchmarks.stub_games import (
+    KeptGames,
+    Window,
+    after_games,
+    collect,
+    local_cluster,
+    play_without_dask,
+    timed,
+    vllm_config,
+)
+from tasks.models import resolve_model
+from tasks.prompts import prompt_template
 
 WORKERS_LEVEL = 4
 
@@ -84,7 +96,7 @@ def level(options: argparse.Namespace) -> Result:
         "others_mean": statistics.fmean(others),
         "others_spread": max(others) / min(others) - 1,
         "speed_ratio": statistics.fmean(others) / uneven_games[slow],
-        "fewest_running_games": min((report.running_games for report in reports), default=0),
+        "fewest_running_games": min((report.running_games for _, report in reports), default=0),
         "share_of_an_engine": n // WORKERS_LEVEL,
     }
 
@@ -97,11 +109,42 @@ def first_game(options: argparse.Namespace) -> Result:
     return {"in_flight": n, "latency_ms": options.latency_ms, "first_game_s": played.first_game_s}
 
 
+def prompts(options: argparse.Namespace) -> Result:
+    """Milliseconds to make token ids of one prompt: prompt template, then chat template and tokenizer of a real model.
+
+    The stub engine leaves this out; a real one does it on the loop that the games run on.
+    """
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(resolve_model(options.model))
+    kept = KeptGames([after_games(50)])
+    play_without_dask(vllm_config(8, 0.0), 8, kept)
+    observations = [step.observation for episode in kept.episodes for step in episode.steps]
+    template = prompt_template("default")
+    started = time.process_time()
+    chats = [template(observation) for observation in observations]
+    templated = time.process_time()
+    texts = [tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False) for chat in chats]
+    rendered = time.process_time()
+    ids = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    encoded = time.process_time()
+    each = 1000 / len(observations)
+    return {
+        "model": options.model,
+        "tokens": statistics.fmean(map(len, ids)),
+        "prompt_template_ms": (templated - started) * each,
+        "chat_template_ms": (rendered - templated) * each,
+        "tokenizer_ms": (encoded - rendered) * each,
+        "cpu_ms_per_turn": (encoded - started) * each,
+    }
+
+
 CHECKS: dict[str, Callable[[argparse.Namespace], Result]] = {
     "steady": steady,
     "flat": flat,
     "level": level,
     "first-game": first_game,
+    "prompts": prompts,
 }
 
 
@@ -114,6 +157,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=20.0, help="length of the window")
     parser.add_argument("--warm-up", type=float, default=5.0, help="seconds of games before the window opens")
     parser.add_argument("--games", type=int, default=20_000, help="games of the check `flat`")
+    parser.add_argument("--model", default="builtin:smollm2-135m-instruct", help="whose tokenizer `prompts` uses")
     add_repetition(parser)
     return parser
 

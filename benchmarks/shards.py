@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.measure import MEGABYTE, Result, add_repetition, between, run_check
-from benchmarks.stub_games import Window, after_turns, collect, local_cluster, play_without_dask, vllm_config
+from benchmarks.stub_games import KeptGames, Window, after_turns, collect, local_cluster, play_without_dask, vllm_config
 from pipeline.episode_store import EpisodeStore
 from tasks.contracts import Episode
 from tasks.schemas import STEP_SCHEMA
@@ -30,21 +30,9 @@ COMPRESSIONS = (("zstd", 1), ("zstd", 3), ("zstd", 9), ("snappy", None), ("lz4",
 ROW_GROUPS = (500, 2_000, 1_048_576)
 
 
-class _Kept(Window):
-    """Open until there are enough steps; keeps the episodes themselves."""
-
-    def __init__(self, steps: int) -> None:
-        super().__init__([after_turns(steps)])
-        self.episodes: list[Episode] = []
-
-    def add(self, episode: Episode) -> None:
-        self.episodes.append(episode)
-        super().add(episode)
-
-
 def played(steps: int) -> list[Episode]:
     """Episodes of Kuhn Poker with at least so many steps; their texts are real, their ids of real length."""
-    kept = _Kept(steps)
+    kept = KeptGames([after_turns(steps)])
     play_without_dask(vllm_config(64, 0.0), 64, kept)
     return kept.episodes
 

@@ -101,13 +101,26 @@ def timed(warm_up_s: float, seconds: float) -> Window:
     return Window([after_seconds(warm_up_s), after_seconds(warm_up_s + seconds)])
 
 
+class KeptGames(Window):
+    """Keeps the episodes themselves, too."""
+
+    def __init__(self, dues: list[Due]) -> None:
+        super().__init__(dues)
+        self.episodes: list[Episode] = []
+
+    def add(self, episode: Episode) -> None:
+        """One game has come in."""
+        self.episodes.append(episode)
+        super().add(episode)
+
+
 class _WatchedTracker(MLflowTracker):
     """MLflow itself, which also tells a window of every game and keeps the engines' reports while it is open."""
 
     def __init__(self, run_dir: Path, window: Window) -> None:
         super().__init__(None, "benchmarks", "orchestration", run_dir=run_dir)
         self._window = window
-        self.reports: list[EngineFigures] = []
+        self.reports: list[tuple[float, EngineFigures]] = []
 
     def log_episode(self, episode: Episode) -> None:
         self._window.add(episode)
@@ -115,7 +128,7 @@ class _WatchedTracker(MLflowTracker):
 
     def log_engine(self, figures: EngineFigures) -> None:
         if self._window.marks and not self._window.closed:
-            self.reports.append(figures)
+            self.reports.append((time.monotonic(), figures))
         super().log_engine(figures)
 
 
@@ -136,9 +149,9 @@ class _WindowBuffer:
 
 @dataclass(frozen=True)
 class Collection:
-    """What a collection left: its engines' reports within the window, and how long the first game took."""
+    """What a collection left: its engines' reports within the window with their times, and the first game's wait."""
 
-    reports: list[EngineFigures]
+    reports: list[tuple[float, EngineFigures]]
     first_game_s: float
 
 
@@ -150,7 +163,15 @@ def local_cluster(in_flight: int, workers: int = 1) -> Iterator[Client]:
         yield client
 
 
-def collect(client: Client, vllm: VLLMConfig, in_flight: int, window: Window, *, shards: bool = True) -> Collection:
+def collect(
+    client: Client,
+    vllm: VLLMConfig,
+    in_flight: int,
+    window: Window,
+    *,
+    env: TrainEnvSpec = KUHN,
+    shards: bool = True,
+) -> Collection:
     """Play with MLflow on, and shards unless told otherwise, in a folder that goes away, until the window is closed."""
     with ExitStack() as stack:
         run_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="benchmark-")))
@@ -160,7 +181,7 @@ def collect(client: Client, vllm: VLLMConfig, in_flight: int, window: Window, *,
             tracker,
             _WindowBuffer(window),
             MirrorSampler(ModelRegistry(vllm.policy())),
-            UniformEnvSampler([KUHN]),
+            UniformEnvSampler([env]),
             client=client,
             store=stack.enter_context(EpisodeStore(run_dir)) if shards else None,
             options=SchedulerOptions(prefetch=PREFETCH),
