@@ -190,7 +190,7 @@ def refusal(file: Path, *overrides: str) -> list[str]:
         (
             "vlm.temperature=1",
             "vlm: unknown key; valid are name, seed, vllm, environments, models, collect, buffer, "
-            "store, cluster, tracking. Did you mean 'vllm'?",
+            "learner, store, cluster, tracking. Did you mean 'vllm'?",
         ),
         (
             "buffer.stop.episode=1",
