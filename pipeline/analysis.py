@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import pyarrow.compute
 
 from pipeline.failures import failure_kind
 from pipeline.intervals import wilson_interval
+from pipeline.transcript import render_game
 from tasks.contracts import Role, Status
 from tasks.errors import DatasetError
 from tasks.outcomes import Outcome, solved
@@ -96,23 +97,40 @@ def failures(episodes: pa.Table) -> pa.Table:
 
 
 def game_lengths(episodes: pa.Table) -> dict[str, list[int]]:
-    """Turns of each game that the environment or the turn cap ended, by lane and environment (`train KuhnPoker-v0`)."""
-    return {
+    """Turns of each game that the environment or the turn cap ended, by lane and environment (`train KuhnPoker-v0`).
+
+    Lanes and environments without such a game are left out.
+    """
+    lengths = {
         f"{place['mode']} {place['env_id']}": [game["turns"] for game in games if game["status"] in _ENDED_BY_ITSELF]
         for place, games in _by_place(episodes, "status", "turns")
     }
+    return {place: turns for place, turns in lengths.items() if turns}
 
 
-def typical_game(episodes: pa.Table) -> str:
-    """The id of a game of median length, among those with a step.
+def typical_game(episodes: pa.Table) -> str | None:
+    """The id of a game of median length, among those with a step; None where no game has one."""
+    games = sorted((turns, game) for turns, game in zip(*_columns(episodes, "turns", "game_id"), strict=True) if turns)
+    return str(games[len(games) // 2][1]) if games else None
+
+
+def typical_transcript(run_dir: str | Path, episodes: pa.Table) -> str:
+    """The transcript of `typical_game`, or a sentence that says why there is none.
 
     Raises:
-        DatasetError: no game has one.
+        DatasetError: there is no run, or a shard cannot be read.
     """
-    games = sorted((turns, game) for turns, game in zip(*_columns(episodes, "turns", "game_id"), strict=True) if turns)
-    if not games:
-        raise DatasetError(f"none of the run's {episodes.num_rows} games has a step yet: look again when some are over")
-    return str(games[len(games) // 2][1])
+    game_id = typical_game(episodes)
+    if game_id is not None:
+        return render_game(run_dir, game_id)
+    failed = _columns(episodes, "status")[0].count(Status.FAILED)
+    advice = "the table of failures says what they met" if failed else "look again when some are over"
+    return f"None of the run's {episodes.num_rows} games has a step ({failed} failed): {advice}."
+
+
+def said_where_empty(shown: Sized, sentence: str) -> str:
+    """A plot's title: `sentence` where there is nothing to show, and otherwise none."""
+    return "" if len(shown) else sentence
 
 
 def results(episodes: pa.Table) -> pa.Table:

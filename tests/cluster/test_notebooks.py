@@ -14,6 +14,7 @@ from nbclient import NotebookClient
 
 from tasks.shards import read_episodes, read_steps
 from tests.cluster.collections import KUHN, SCRIPTED, kuhn, kuhn_eval, scheduler, stub
+from tests.unit.played_runs import game_spec, play, store_run
 
 LOOK_AT_A_RUN = Path(__file__).resolve().parents[2] / "notebooks" / "01_look_at_a_run.ipynb"
 
@@ -74,6 +75,18 @@ def test_a_look_at_a_run(
         assert "image/png" in output.data
     assert "saw:\n" in shown(cells["transcript"])
     assert re.search(r"^=== \w+ after \d+ steps", shown(cells["transcript"]), flags=re.MULTILINE)
+
+
+@pytest.mark.usefixtures("_own_jupyter")
+def test_a_run_whose_games_all_failed_before_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = store_run(tmp_path / "mine", play(*(game_spec(f"game-{n}", env_kwargs={"no": n}) for n in range(3))))
+    monkeypatch.setenv("SELFPLAY_RUN", str(run_dir))
+    cells = executed(LOOK_AT_A_RUN, tmp_path)
+    assert [row[2] for row in table(cells["failures"])] == ["EnvironmentFault"]
+    assert (table(cells["results"]), table(cells["decisions"])) == ([], [])
+    for plot in ("results-plot", "lengths", "decisions-plot", "tokens"):
+        assert [sorted(output.data) for output in cells[plot]] == [["image/png", "text/plain"]], "no warnings"
+    assert shown(cells["transcript"]).startswith("None of the run's 3 games has a step (3 failed): ")
 
 
 @pytest.mark.usefixtures("_own_jupyter")

@@ -19,14 +19,16 @@ from pipeline.analysis import (
     games_played,
     newest_run,
     results,
+    said_where_empty,
     step_figures,
     typical_game,
+    typical_transcript,
 )
 from pipeline.episode_store import EpisodeStore
 from pipeline.intervals import wilson_interval
 from tasks.contracts import Episode, Mode, Status
 from tasks.errors import DatasetError
-from tasks.shards import episodes_table
+from tasks.shards import episodes_table, read_episodes
 from tests.unit.metric_games import POLICY, RANDOM, game, scripted, step
 
 
@@ -177,13 +179,37 @@ def test_a_run_without_games_yet_is_no_error(tmp_path: Path) -> None:
     assert [found(nothing).num_rows for found in (games_played, results, failures)] == [0, 0, 0]
     assert decisions(step_figures(run)).num_rows == 0
     assert game_lengths(nothing) == {}
-    with pytest.raises(DatasetError, match="none of the run's 1 games has a step yet"):
-        typical_game(table(game(steps=())))
+    assert typical_game(nothing) is None
+    assert typical_transcript(run, nothing) == (
+        "None of the run's 0 games has a step (0 failed): look again when some are over."
+    )
+
+
+def test_a_run_whose_games_all_failed_before_a_step_is_shown_like_any_other(tmp_path: Path) -> None:
+    episodes = table(failed("KeyError: 'a'"), failed("KeyError: 'b'"))
+    run = stored(tmp_path, [failed("KeyError: 'a'"), failed("KeyError: 'b'")])
+    assert rows(games_played(episodes), "games", "failed", "mean_turns") == [(2, 2, None)]
+    assert rows(failures(episodes), "kind", "games") == [("KeyError", 2)]
+    assert (results(episodes).num_rows, decisions(step_figures(run)).num_rows) == (0, 0)
+    assert game_lengths(episodes) == {}
+    assert typical_transcript(run, episodes) == (
+        "None of the run's 2 games has a step (2 failed): the table of failures says what they met."
+    )
+
+
+def test_a_sentence_stands_where_a_plot_is_empty() -> None:
+    assert said_where_empty([], "No game has a decision.") == "No game has a decision."
+    assert said_where_empty({"train Kuhn": [2]}, "No game ended.") == ""
 
 
 def test_a_typical_game_is_of_median_length() -> None:
     games = [named(str(number), game(steps=steps_of(number))) for number in (0, 9, 1, 5)]
     assert typical_game(table(*games)) == "5"
+
+
+def test_the_transcript_is_that_of_the_typical_game(tmp_path: Path) -> None:
+    run = stored(tmp_path, [game(steps=steps_of(number)) for number in (0, 3, 1)])
+    assert "game-1" in typical_transcript(run, read_episodes(run)).splitlines()[0]
 
 
 def test_the_newest_run_is_the_one_that_began_last(tmp_path: Path) -> None:
