@@ -6,18 +6,21 @@ import json
 import os
 import re
 import select
+import signal
 import subprocess
 import sys
 from collections import Counter
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import IO
 
-from tasks.env_check import MOST_PLAYERS, READY, Trial
+from tasks.env_check import MOST_PLAYERS, Trial
 from tasks.errors import EnvironmentFault
 from tasks.game import source_of
 
 PATIENCE_S = 60.0
 START_S = 60.0
+MAX_HANGS = 2
 _UNPLAYABLE = re.compile(r"could not be (imported|made)")
 
 # What a failure's text looks like, the reason to give, and the remedy; \1 is the pattern's first group.
@@ -40,6 +43,23 @@ _DIAGNOSES = (
         "take the file from TextArena's repository, or leave it out",
     ),
 )
+
+
+class Ending(StrEnum):
+    """What became of one attempt. `FAULT`: it was answered with the reason of a failure."""
+
+    FINE = "fine"
+    FAULT = "fault"
+    HUNG = "hung"
+    CRASHED = "crashed"
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """How one attempt ended. `reason` is empty where it is fine."""
+
+    ending: Ending
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,26 +88,27 @@ class TrialProcess:
     def __exit__(self, *exc_info: object) -> None:
         self._end()
 
-    def attempt(self, task: str, trial: Trial) -> str:
-        """Try `moves` or a whole `game`; why it failed, empty when it did not."""
+    def attempt(self, task: str, trial: Trial) -> Attempt:
+        """Try a first `look`, some `moves` or a whole `game`.
+
+        Raises:
+            EnvironmentFault: no process could be started.
+        """
         requests, answers = self._pipes()
         requests.write(json.dumps({"task": task, "trial": asdict(trial)}) + "\n")
         requests.flush()
-        reason = self._answer(answers, self._limit_s)
-        if reason is None:
+        line = self._line(answers, self._limit_s)
+        if line is None:
             self._end()
-            return f"did not come back within {self._limit_s:g} s"
-        return reason
-
-    def _answer(self, answers: IO[str], limit_s: float) -> str | None:
-        """The next line; None when there is none in time."""
-        if not select.select([answers], [], [], limit_s)[0]:
-            return None
-        line = answers.readline()
+            return Attempt(Ending.HUNG, f"did not come back within {self._limit_s:g} s")
         if not line:
-            return f"brought its process down (exit status {self._end()})"
+            return Attempt(Ending.CRASHED, f"brought its process down ({_in_words(self._end())})")
         reason: str = json.loads(line)
-        return reason
+        return Attempt(Ending.FAULT if reason else Ending.FINE, reason)
+
+    def _line(self, answers: IO[str], limit_s: float) -> str | None:
+        """The next line, empty at the process's end; None when there is none in time."""
+        return answers.readline() if select.select([answers], [], [], limit_s)[0] else None
 
     def _pipes(self) -> tuple[IO[str], IO[str]]:
         if self._process is None:
@@ -99,7 +120,7 @@ class TrialProcess:
                 text=True,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
             )
-            if self._process.stdout is None or self._answer(self._process.stdout, START_S) != READY:
+            if self._process.stdout is None or not self._line(self._process.stdout, START_S):
                 raise EnvironmentFault(f"`{sys.executable} -m tasks.env_check` did not start within {START_S:g} s")
         stdin, stdout = self._process.stdin, self._process.stdout
         if stdin is None or stdout is None:
@@ -116,17 +137,25 @@ class TrialProcess:
 
 
 def find_out(process: TrialProcess, env_id: str) -> Findings:
-    """Try all numbers of players for a few moves, then the fewest and the most for a whole game."""
+    """Try all numbers of players for a few moves, then the fewest and the most for a whole game.
+
+    After `MAX_HANGS` attempts that hang, higher numbers are not tried: each would take as long.
+    """
     failures: dict[int, str] = {}
+    hangs = 0
     for count in range(1, MOST_PLAYERS + 1):
-        failures[count] = process.attempt("moves", Trial(env_id, count))
-        if _UNPLAYABLE.search(failures[count]):
-            return Findings(players_in_source(env_id), *diagnosis(failures[count]))
+        attempt = process.attempt("moves", Trial(env_id, count))
+        failures[count] = attempt.reason
+        if _UNPLAYABLE.search(attempt.reason):
+            return Findings(players_in_source(env_id), *diagnosis(attempt.reason))
+        hangs += attempt.ending is Ending.HUNG
+        if hangs == MAX_HANGS:
+            break
     players = tuple(count for count, reason in failures.items() if not reason)
     if not players:
         return Findings(players_in_source(env_id), *diagnosis(Counter(failures.values()).most_common(1)[0][0]))
     for count in dict.fromkeys((players[0], players[-1])):
-        reason = process.attempt("game", Trial(env_id, count))
+        reason = process.attempt("game", Trial(env_id, count)).reason
         if reason:
             return Findings(players, *diagnosis(reason))
     return Findings(players)
@@ -153,6 +182,12 @@ def players_in_source(env_id: str) -> tuple[int, ...]:
     if exactly:
         return (int(exactly[1]),)
     return (1,) if "SinglePlayerState(" in source else (2,) if "TwoPlayerState(" in source else ()
+
+
+def _in_words(exit_code: int) -> str:
+    """`exit status 3`, or `exit status -11, SIGSEGV` for a process that a signal ended."""
+    name = f", {signal.Signals(-exit_code).name}" if exit_code < 0 else ""
+    return f"exit status {exit_code}{name}"
 
 
 def _one_line(text: str) -> str:

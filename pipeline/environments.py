@@ -18,7 +18,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Protocol
 
-from pipeline.env_trials import PATIENCE_S, TrialProcess, find_out
+from pipeline.env_trials import PATIENCE_S, Ending, TrialProcess, find_out
 from tasks.calls import call_with_limit
 from tasks.env_check import MOST_PLAYERS, Trial
 from tasks.errors import ConfigError, EnvironmentFault, EnvironmentHungError
@@ -150,8 +150,9 @@ def check_environments(
 def check_environments_of(specs: Iterable[EnvironmentSpec], *, played_here: bool = False) -> None:
     """Refuse settings that no game could be played with, in milliseconds for most environments.
 
-    What is slow to make is looked at for `FIRST_LOOK_S` seconds and then left to the games. The user's own modules may
-    be on the workers only, and are then left to them, too.
+    What is slow to make is looked at for `FIRST_LOOK_S` seconds and then left to the games. The user's own classes are
+    looked at in a process of its own, whose start takes a second or two; their modules may be on the workers only, and
+    are then left to them.
 
     Args:
         specs: the environments of a run.
@@ -159,44 +160,59 @@ def check_environments_of(specs: Iterable[EnvironmentSpec], *, played_here: bool
 
     Raises:
         ConfigError: unknown id, prompt template or action extraction (names the nearest), a number of players that the
-            environment refuses, an `error_allowance` where there is none; with `played_here`, an environment that
-            cannot be made.
+            environment refuses, an `error_allowance` where there is none, a user's environment that ends its process;
+            with `played_here`, an environment that cannot be made.
     """
     seen: set[str] = set()
-    for spec in specs:
-        for name, look_up in ((spec.prompt_template, prompt_template), (spec.action_extraction, action_extraction)):
-            if _is_here(name):
-                look_up(name)
-        try:
-            check_env_id(spec.env_id)
-        except EnvironmentFault as fault:
-            raise ConfigError(str(fault)) from None
-        trial = Trial(spec.env_id, spec.num_players, dict(spec.env_kwargs), spec.error_allowance)
-        if repr(trial) not in seen and _is_here(spec.env_id):
-            seen.add(repr(trial))
-            _check_playable(trial, played_here)
+    with TrialProcess(FIRST_LOOK_S) as process:
+        for spec in specs:
+            for name, look_up in ((spec.prompt_template, prompt_template), (spec.action_extraction, action_extraction)):
+                if _is_here(name):
+                    look_up(name)
+            try:
+                check_env_id(spec.env_id)
+            except EnvironmentFault as fault:
+                raise ConfigError(str(fault)) from None
+            trial = Trial(spec.env_id, spec.num_players, dict(spec.env_kwargs), spec.error_allowance)
+            if repr(trial) not in seen and _is_here(spec.env_id):
+                seen.add(repr(trial))
+                _check_playable(trial, played_here, process)
 
 
-def _check_playable(trial: Trial, played_here: bool) -> None:
+def _check_playable(trial: Trial, played_here: bool, process: TrialProcess) -> None:
     """Refuse by what is known of the game, then by making it once."""
     known = _known_for(trial)
     if known and trial.num_players <= MOST_PLAYERS and trial.num_players not in known:
         raise ConfigError(_wrong_count(trial, known))
-    fault = _first_look(trial)
+    fault = _first_look(trial, process)
     if fault is None:
         return
-    if trial.error_allowance is not None and _first_look(replace(trial, error_allowance=None)) is None:
+    if trial.error_allowance is not None and _first_look(replace(trial, error_allowance=None), process) is None:
         raise ConfigError(fault)
     others = [count for count in range(1, MOST_PLAYERS + 1) if count != trial.num_players]
-    allowed = tuple(count for count in others if _first_look(replace(trial, num_players=count)) is None)
+    allowed = tuple(count for count in others if _first_look(replace(trial, num_players=count), process) is None)
     if allowed:
         raise ConfigError(_wrong_count(trial, allowed))
     if played_here:
         raise ConfigError(fault)
 
 
-def _first_look(trial: Trial) -> str | None:
-    """What is wrong with it, None when nothing is or when it takes too long to tell."""
+def _first_look(trial: Trial, process: TrialProcess) -> str | None:
+    """What is wrong with it, None when nothing is or when it takes too long to tell.
+
+    The user's own class is looked at in `process`, which it may bring down: this one has a run to set up.
+
+    Raises:
+        ConfigError: it brought the process down.
+    """
+    if ":" in trial.env_id:
+        attempt = process.attempt("look", trial)
+        if attempt.ending is Ending.CRASHED:
+            raise ConfigError(
+                f"{trial.env_id} {attempt.reason} when it was made and reset for {trial.num_players} players; expected "
+                "exceptions for what goes wrong: it would end workers likewise, and all their games. Mend or remove it."
+            )
+        return attempt.reason if attempt.ending is Ending.FAULT else None
     try:
         call_with_limit(lambda: check_env(trial), trial.env_id, FIRST_LOOK_S)
     except EnvironmentHungError:

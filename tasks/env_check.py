@@ -18,7 +18,7 @@ from typing import Any
 from tasks.agents import readable_moves
 from tasks.contracts import AgentSpec, GameSpec, Mode, ModelKind, ModelRef, Role, Status
 from tasks.errors import SelfplayError, boundary
-from tasks.game import Game
+from tasks.game import Game, check_env
 from tasks.play import play_game
 
 MOST_PLAYERS = 16
@@ -65,14 +65,14 @@ def whole_game(trial: Trial) -> str:
 
 
 def answer(request: str) -> str:
-    """One line for one line: `{"task": "moves" | "game", "trial": {...}}` to the reason of a failure as JSON text."""
+    """One line for one line: `{"task": "look" | "moves" | "game", "trial": {...}}` to why it failed, as JSON text."""
     asked = json.loads(request)
     trial = Trial(**asked["trial"])
     if asked["task"] == "game":
         return json.dumps(whole_game(trial))
     try:
         with boundary() as caught:
-            some_moves(trial)
+            (check_env if asked["task"] == "look" else some_moves)(trial)
     except SelfplayError as error:
         return json.dumps(str(error))
     return json.dumps(caught.summary)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from textarena.envs.registration import ENV_REGISTRY
 from pipeline import environments, environments_page
 from pipeline.cli import main
 from pipeline.config import EvalEnvSpec, TrainEnvSpec
-from pipeline.env_trials import TrialProcess, diagnosis, find_out
+from pipeline.env_trials import Attempt, Ending, Findings, TrialProcess, diagnosis, find_out
 from pipeline.environments import (
     CheckedEnvironment,
     GameEntry,
@@ -25,6 +26,7 @@ from pipeline.environments import (
 )
 from tasks.env_check import Trial
 from tasks.errors import ConfigError
+from tests.environments.crash import CRASH
 from tests.environments.slow import SLOW
 
 PAGE = Path(__file__).parents[2] / "docs" / "environments.md"
@@ -40,6 +42,19 @@ def refused(**settings: Any) -> str:
     with pytest.raises(ConfigError) as caught:
         check_environments_of([TrainEnvSpec(**settings)])
     return str(caught.value)
+
+
+class Canned(TrialProcess):
+    """No process: answers as it was told, and notes what it was asked (task and number of players)."""
+
+    def __init__(self, answer: Callable[[str, int], Attempt]) -> None:
+        super().__init__(1.0)
+        self._answer = answer
+        self.asked: list[tuple[str, int]] = []
+
+    def attempt(self, task: str, trial: Trial) -> Attempt:
+        self.asked.append((task, trial.num_players))
+        return self._answer(task, trial.num_players)
 
 
 class TestListing:
@@ -118,22 +133,31 @@ class TestChecking:
     def test_one_that_hangs_and_one_that_crashes_cost_their_attempt_only(self) -> None:
         with TrialProcess(5.0) as process:
             hang = Trial(SLOW, 2, {"hang": True})
-            crash = Trial("tests.environments.crash:CrashEnv", 2)
-            assert process.attempt("moves", hang) == "did not come back within 5 s"
-            assert process.attempt("moves", crash) == "brought its process down (exit status 3)"
-            assert process.attempt("game", Trial("KuhnPoker-v0", 2)) == ""
+            crash = Trial(CRASH, 2)
+            assert process.attempt("moves", hang) == Attempt(Ending.HUNG, "did not come back within 5 s")
+            assert process.attempt("moves", crash) == Attempt(
+                Ending.CRASHED, "brought its process down (exit status 3)"
+            )
+            assert process.attempt("game", Trial("KuhnPoker-v0", 2)) == Attempt(Ending.FINE)
 
     def test_what_cannot_be_made_is_not_tried_for_every_number_of_players(self) -> None:
-        class Counting(TrialProcess):
-            attempts = 0
-
-            def attempt(self, task: str, trial: Trial) -> str:
-                self.attempts += 1
-                return "X could not be made: ValueError: Please set the OPENROUTER_API_KEY environment variable."
-
-        process = Counting(1.0)
+        said = "X could not be made: ValueError: Please set the OPENROUTER_API_KEY environment variable."
+        process = Canned(lambda task, count: Attempt(Ending.FAULT, said))
         assert find_out(process, "Debate-v0").players == (2,)  # from its source
-        assert process.attempts == 1
+        assert process.asked == [("moves", 1)]
+
+    def test_one_that_hangs_is_not_tried_for_every_number_of_players(self) -> None:
+        hung = Attempt(Ending.HUNG, "did not come back within 60 s")
+        process = Canned(lambda task, count: hung)
+        found = find_out(process, "Debate-v0")
+        assert (found.reason, found.players) == ("did not come back within 60 s", (2,))
+        assert process.asked == [("moves", 1), ("moves", 2)]
+
+    def test_one_that_hangs_with_more_players_is_played_with_fewer(self) -> None:
+        hung = Attempt(Ending.HUNG, "did not come back within 60 s")
+        process = Canned(lambda task, count: hung if count in (1, 4) else Attempt(Ending.FINE))
+        assert find_out(process, "Debate-v0") == Findings((2, 3))
+        assert process.asked == [*(("moves", count) for count in (1, 2, 3, 4)), ("game", 2), ("game", 3)]
 
     @pytest.mark.parametrize(
         ("failure", "reason", "remedy"),
@@ -233,6 +257,16 @@ class TestRefusals:
         check_environments_of([broken])
         with pytest.raises(ConfigError, match="OddEnv could not be made: KeyError"):
             check_environments_of([broken], played_here=True)
+
+    @pytest.mark.parametrize(
+        ("kwargs", "status"),
+        [({}, "exit status 3"), ({"where": "reset", "segfault": True}, "exit status -11, SIGSEGV")],
+    )
+    def test_one_that_ends_its_process_is_refused_and_this_one_lives(self, kwargs: dict[str, Any], status: str) -> None:
+        assert refused(env_id=CRASH, env_kwargs=kwargs) == (
+            f"{CRASH} brought its process down ({status}) when it was made and reset for 2 players; expected "
+            "exceptions for what goes wrong: it would end workers likewise, and all their games. Mend or remove it."
+        )
 
     def test_what_is_slow_to_make_is_not_waited_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(environments, "FIRST_LOOK_S", 0.1)
