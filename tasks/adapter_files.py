@@ -76,6 +76,20 @@ def check_adapter(folder: Path, base_shapes: Mapping[str, Shape] | None, lora: L
         _check_pair(folder, module, halves, rank, base_shapes)
 
 
+def module_of(tensor: str) -> str:
+    """The module that a tensor of an adapter belongs to, by the base model's name for it.
+
+    Raises:
+        AdapterError: it is no tensor of a LoRA adapter.
+    """
+    match = _TENSOR_NAME.fullmatch(tensor)
+    if match is None:
+        raise AdapterError(
+            f"{tensor!r} is no tensor of a LoRA adapter; expected 'base_model.model.<module>.lora_A.weight' or lora_B."
+        )
+    return match["module"]
+
+
 def content_digest(folder: Path) -> str:
     """The SHA-256, in hex digits, over those of an adapter's configuration and of its weights.
 

@@ -131,6 +131,20 @@ class GameHost(WorkerPlugin):  # type: ignore[misc]  # distributed is untyped
             asyncio.run_coroutine_threadsafe(self._play(make_game, game_id, lane), self._loop)
         )
 
+    async def beside_games(self, make: Callable[[Engine], Coroutine[Any, Any, T]]) -> T:
+        """Run something on the engine that is no game, and takes the place of none.
+
+        Args:
+            make: given the engine, makes the coroutine.
+
+        Raises:
+            ClusterError: there is no engine, or it is not ready.
+        """
+        engine = self._keeper.engine
+        if self._loop is None or engine is None or self._keeper.state is not EngineState.READY:
+            raise ClusterError(f"the worker's engine is {self._keeper.state.value}, expected a ready one")
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(make(engine), self._loop))
+
     def set_lane_limits(self, limits: Mapping[str, int | None]) -> None:
         """Set the most games executing here at once, by lane; None is no limit. Lanes not named keep theirs.
 
