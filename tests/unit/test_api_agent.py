@@ -116,8 +116,8 @@ FAULTS = {
     "429 until a date": (Answer({}, 429, {"Retry-After": "Fri, 31 Dec 1999 23:59:59 GMT"}), "HTTP 429"),
     "500": (Answer(b"<html>oh no</html>", 500), "HTTP 500: <html>oh no"),
     "503": (Answer({"error": "busy"}, 503), "HTTP 503"),
-    "a time-out": (says(BET, delay_s=0.6), r"no whole answer within timeout_s=0\.3"),
-    "a slow drip": (Answer(b"{", drip=True), r"no whole answer within timeout_s=0\.3"),
+    "a time-out": (says(BET, delay_s=4), r"no whole answer within timeout_s=1\.5"),
+    "a slow drip": (Answer(b"{", drip=True), r"no whole answer within timeout_s=1\.5"),
     "a connection cut": (Answer(b'{"choices": [', cut=True), "no connection"),
     "truncated JSON": (Answer(b'{"choices": [{"message": {"con'), "not whole JSON .*Unterminated string"),
     "no JSON": (Answer(b"<html>login</html>"), "not whole JSON .*<html>login"),
@@ -131,7 +131,7 @@ FAULTS = {
 
 @pytest.mark.parametrize(("fault", "reason"), FAULTS.values(), ids=FAULTS)
 def test_a_fault_is_borne_and_then_said(fault: Answer, reason: str) -> None:
-    timeout_s = 0.3 if "timeout_s" in reason else 5.0
+    timeout_s = 1.5 if "timeout_s" in reason else 5.0
     choice, server = answer_of([fault, says(BET)], timeout_s=timeout_s)
     assert (choice.action, len(server.requests)) == ("[bet]", 2)
     message, server = refusal_of([fault], retries=1, timeout_s=timeout_s)
