@@ -114,7 +114,9 @@ class EpisodeStore(BaseEpisodeStore):
                 self._due_at = time.monotonic() + self._seconds_per_shard
             self._pending.append(episode)
             self._added += 1
-            self._changed.notify_all()
+            # The writer sleeps through the rest: to wake it for every game would cost more than to keep the game.
+            if len(self._pending) == 1 or len(self._pending) >= self._episodes_per_shard:
+                self._changed.notify_all()
             self._raise_error()
 
     def shards(self) -> frozenset[str]:
