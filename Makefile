@@ -1,10 +1,10 @@
-# install · demo · test · check · lock; every target says what it does in the line above it.
+# install · demo · test · test-long · check · lock; every target says what it does in the line above it.
 VENV := .venv
 PYTHON := python3
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: install demo test check format lock clean
+.PHONY: install demo test test-long check format lock clean
 
 # The virtual environment, from requirements/cpu.lock.
 install: $(INSTALLED)
@@ -20,6 +20,10 @@ demo: install
 # Everything that CI runs.
 test: check
 	$(BIN)/python -m pytest
+
+# The tests that take minutes each: half an hour.
+test-long: install
+	$(BIN)/python -m pytest --long -m long
 
 # Format, lint, types, import contracts: seconds.
 check: install
