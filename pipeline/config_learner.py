@@ -67,6 +67,7 @@ class LearnerConfig(Settings):
     clips nothing. `micro_batch_tokens` bounds what is computed at once, padding included. `max_skipped` steps in a row
     without a finite loss and gradient end the run. With `share_gpu` the learner of a local cluster runs on the first
     engine's GPU, which leaves it the share `engine_memory` of its memory; without, it has the GPU after the engines'.
+    The `canary` shows once per run that engines put adapters to work.
     """
 
     learning_steps: int = Field(default=200, ge=1)
@@ -87,6 +88,7 @@ class LearnerConfig(Settings):
     max_skipped: int = Field(default=3, ge=1)
     share_gpu: bool = False
     engine_memory: float = Field(default=0.5, gt=0, lt=1)
+    canary: bool = True
 
     @field_validator("betas")
     @classmethod

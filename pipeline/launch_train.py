@@ -16,6 +16,7 @@ from typing import Any
 
 from distributed import Client
 
+from pipeline.adapter_canary import Canary
 from pipeline.checkpoints import (
     FOLDER,
     LEARNER_FOLDER,
@@ -135,6 +136,7 @@ class _TrainingRun:
 
     def assemble(self, client: Client, tracker: BaseTracker, store: EpisodeStore) -> None:
         """Make what needs the cluster, and put it where the checkpoint says."""
+        self._canary = Canary(client)
         self._store = store
         self._registry = self._make_registry()
         self.scheduler = make_scheduler(
@@ -155,6 +157,7 @@ class _TrainingRun:
             TrainingLog(tracker, self._run_dir, progress.number),
             batch_steps=self.settings.batch_steps,
             checkpoint=self._save,
+            on_published=self._show_once if self.settings.canary else None,
             progress=progress,
         )
 
@@ -192,6 +195,10 @@ class _TrainingRun:
         if lora is None:
             raise ConfigError("vllm.lora_config is not set, so that engines could not serve what is learned: set it")
         return self._registry.publish(files, base=self._base, lora=lora, step=step, algorithm=self.settings.algorithm)
+
+    def _show_once(self, model: ModelRef) -> None:
+        if model.adapter is not None:
+            self._canary.check(model.adapter)
 
     def _save(self, progress: Progress) -> None:
         """Write a checkpoint. Every game that it knows of is on disk before it is."""

@@ -68,6 +68,7 @@ class Trainer:
         publish: makes an adapter's files the policy's next version, in `registry`.
         log: takes the figures of each learning step.
         checkpoint: called after each step while no game is dealt with; None keeps nothing to resume from.
+        on_published: called with each new version beside the games; what it raises ends the run.
         progress: where an earlier run stood.
     """
 
@@ -82,6 +83,7 @@ class Trainer:
         *,
         batch_steps: int,
         checkpoint: Callable[[Progress], None] | None = None,
+        on_published: Callable[[ModelRef], None] | None = None,
         progress: Progress | None = None,
     ) -> None:
         self.progress = progress or Progress()
@@ -94,6 +96,7 @@ class Trainer:
         self._log = log
         self._batch_steps = batch_steps
         self._checkpoint = checkpoint
+        self._on_published = on_published
         self._ended = threading.Event()
 
     def train(
@@ -137,7 +140,7 @@ class Trainer:
                 batch = self._batch(items)
                 with self.times.phase("learning"):
                     report = learner.step(batch)
-                with self.times.phase("publishing"), self._scheduler.between_games:
+                with self.times.phase("publishing"):
                     self._advance(report, len(items))
                 self._log.step(report.number, self._metrics(report, items))
         except Stopped:
@@ -173,15 +176,19 @@ class Trainer:
 
         The checkpoint is written before a game can name the new version, so that no game on disk is ahead of it.
         """
-        if report.adapter is not None:
-            self._publish(report.adapter, report.number)
-        self.progress = Progress(
-            number=report.number + 1,
-            version=report.policy_version,
-            trained=self.progress.trained + trained,
-            skipped=self.progress.skipped + report.skipped,
-        )
-        self._staleness.trained(report.policy_version)
-        self._discard_too_old()
-        if self._checkpoint is not None:
-            self._checkpoint(self.progress)
+        model = None
+        with self._scheduler.between_games:
+            if report.adapter is not None:
+                model = self._publish(report.adapter, report.number)
+            self.progress = Progress(
+                number=report.number + 1,
+                version=report.policy_version,
+                trained=self.progress.trained + trained,
+                skipped=self.progress.skipped + report.skipped,
+            )
+            self._staleness.trained(report.policy_version)
+            self._discard_too_old()
+            if self._checkpoint is not None:
+                self._checkpoint(self.progress)
+        if model is not None and self._on_published is not None:
+            self._on_published(model)

@@ -39,7 +39,12 @@ def stub_config(model: Path, learning_steps: int, **changes: Any) -> dict[str, A
     """The stub engine beside a real learner; batches are small, so that there are many moments to be killed at."""
     config = training_config(
         model,
-        learner={"learning_steps": learning_steps, "batch_steps": 16, "rewards": {"decay": DECAY}},
+        learner={
+            "learning_steps": learning_steps,
+            "batch_steps": 16,
+            "rewards": {"decay": DECAY},
+            "canary": False,  # the stub engine has no weights for adapters to change
+        },
         engine="tests.learning_runs:SmallVocabularyEngine",
         engine_args={"latency_s": 0.01},
     )

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from pipeline.config import RunConfig
+from pipeline.launch_train import run_train
+from pipeline.model_registry import ModelRegistry
+from pipeline.progress import Progress
 from pipeline.training_log import read_log
 from pipeline.verify import verify_run
+from tasks.contracts import ModelRef
 from tests.engine.conftest import ENGINE_MARKS
 from tests.learning_runs import result_of, start_training, training_config
 
@@ -31,3 +40,44 @@ def test_the_mean_reward_rises_from_chance_to_nearly_all(base: Path, tmp_path: P
     assert (run_dir / "adapters" / summary["policy"] / "manifest.json").is_file()
     report = verify_run(run_dir)
     assert report.ok, str(report)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("lag", [0, 4])
+def test_it_learns_at_any_lag(base: Path, tmp_path: Path, lag: int) -> None:
+    run_dir = tmp_path / "run"
+    config = training_config(base, learner={"learning_steps": 40, "max_policy_lag": lag})
+    summary = result_of(start_training(config, run_dir), run_dir)
+    assert summary["start_reward"] < CHANCE
+    assert summary["final_reward"] >= 0.9
+    assert max(map(int, summary["lags"])) <= lag
+    if lag == 0:
+        assert summary["mean_abs_logprob_diff"] < 1e-4
+        assert all(line["ratio_max"] < 1.001 for line in read_log(run_dir / "learning.jsonl"))
+
+
+@pytest.mark.long
+def test_with_the_sign_of_the_reward_flipped_it_learns_the_opposite(base: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    config = training_config(base, learner={"learning_steps": 30})
+    config["environments"]["train"][0]["env_kwargs"] = {"sign": -1}
+    summary = result_of(start_training(config, run_dir), run_dir)
+    assert -CHANCE < summary["start_reward"] < -0.1
+    assert summary["final_reward"] > -0.05, "what earned 1 before is hardly said any more"
+
+
+@pytest.mark.long
+def test_without_publication_it_stays_at_chance(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every version that is published has the first one's weights, which have hardly moved."""
+    first: dict[str, bytes] = {}
+    publish = ModelRegistry.publish
+
+    def publish_the_first(registry: ModelRegistry, files: Mapping[str, bytes], **about: Any) -> ModelRef:
+        first.update(first or files)
+        return publish(registry, first, **about)
+
+    monkeypatch.setattr(ModelRegistry, "publish", publish_the_first)
+    config = RunConfig(**training_config(base, learner={"learning_steps": 30, "learning_rate": 0.002}))
+    with Progress() as progress:
+        summary = run_train(config, tmp_path / "run", progress)
+    assert summary["final_reward"] < CHANCE
