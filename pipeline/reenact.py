@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from tasks.calls import call_with_limit
 from tasks.contracts import Episode, Status, Step
 from tasks.errors import EnvironmentFault
 from tasks.game import Game, GameResult, Move
 
 # After its last move such a game broke, hung or was given up when it was asked for its rewards; it is not asked again.
 _BROKEN_OFF = frozenset({Status.FAILED, Status.TIMEOUT, Status.CANCELLED})
+REPLAY_LIMIT_S = 300.0  # models answer at once here, so that only the environment's own time is left
 _CONTEXT = 30  # characters of a long text shown on either side of the first difference
 
 
@@ -38,9 +40,16 @@ def first_difference(episode: Episode) -> Difference | None:
 
     Returns:
         The first difference in the game's order; None where the replay is the stored game.
+
+    Raises:
+        EnvironmentHungError: the replay was not over within `REPLAY_LIMIT_S`.
     """
     if not episode.steps:
         return _end_difference(episode, None)  # what could not be made or reset is not made again
+    return call_with_limit(lambda: _replay(episode), episode.spec.env_id, REPLAY_LIMIT_S)
+
+
+def _replay(episode: Episode) -> Difference | None:
     at: int | None = None
     done = False
     try:
@@ -97,11 +106,11 @@ def _status(episode: Episode, result: GameResult | None) -> str:
 
 
 def _difference(episode: Episode, at: int | None, field: str, stored: Any, replayed: Any) -> Difference:
-    one, other = _excerpts(stored, replayed)
+    one, other = excerpts(stored, replayed)
     return Difference(episode.spec.game_id, at, field, one, other)
 
 
-def _excerpts(stored: Any, replayed: Any) -> tuple[str, str]:
+def excerpts(stored: Any, replayed: Any) -> tuple[str, str]:
     """Both values for a message; of long texts the part around the first character that differs."""
     if not (isinstance(stored, str) and isinstance(replayed, str)) or max(len(stored), len(replayed)) <= 4 * _CONTEXT:
         return repr(stored), repr(replayed)

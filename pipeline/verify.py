@@ -1,7 +1,7 @@
 """A run's dataset proves itself: its shards are whole, its tables agree, its games play again, its summary adds up.
 
 `pipeline.reenact` plays the games; this reads shard by shard, checks what the tables say of each other, and collects
-what is wrong. One damaged shard or game never hides what is wrong with the next.
+what is wrong. One damaged shard or game never hides what is wrong with the next. `pipeline.row_checks` looks at rows.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,15 +20,17 @@ import pyarrow.parquet as pq
 
 from pipeline.ledger import SUMMARY_VERSION, Ledger
 from pipeline.reenact import first_difference
+from pipeline.row_checks import check_rows, first_inconsistency, unknown_extractions
 from tasks.contracts import Episode
-from tasks.errors import DatasetError
+from tasks.errors import DatasetError, EnvironmentHungError
 from tasks.rows import episode_from_rows
 from tasks.schemas import EPISODE_SCHEMA, STEP_SCHEMA
 from tasks.shards import episodes_table, read_shard, shard_paths, steps_table
 
+MAX_HUNG = 2
 _SHOWN = 20
 _FROM_ROWS = ("run_id", "submitted", "statuses", "lanes", "generated_tokens", "environments")
-_ONLY_THERE = {"env_kwargs", "sampling", "votes", "duration_s"}  # nothing else in the dataset says the same
+_ONLY_THERE = {"env_kwargs", "sampling", "votes"}  # nothing else in the dataset says the same
 
 
 @dataclass(frozen=True)
@@ -81,8 +83,9 @@ def verify_run(run_dir: str | Path) -> Report:
     """Check a run's dataset and play every stored game again.
 
     Of each shard: readable, of a known schema version, with the shard of the other table beside it. Of each game: one
-    row, with one step row for each turn, all columns in agreement, a log-probability for each token. Then the replay,
-    and `summary.json` against the rows.
+    row, with one step row for each turn, all columns in agreement, a log-probability for each token, the action of its
+    completion in each step, a place of its own in its group. Then the replay, and `summary.json` against the rows. An
+    environment that hangs in `MAX_HUNG` games is not played again.
 
     Raises:
         DatasetError: there is no run at `run_dir`.
@@ -100,6 +103,8 @@ class _Verification:
         self._replay = run_dir / "replay"
         self._summary_path = run_dir / "summary.json"
         self._shard_of: dict[str, str] = {}
+        self._place_of: dict[tuple[str, int], str] = {}  # game by group and index
+        self._hung: Counter[str] = Counter()  # by environment
         self._ledger: Ledger | None = None
         self._uncounted = False  # a game could not be read, so that the summary has nothing to be compared with
 
@@ -147,7 +152,7 @@ class _Verification:
             self.report.episodes += 1
             self.report.steps += len(mine)
             episode = self._episode(name, game, [step_rows[place] for place in mine])
-            if episode is not None and self._replays(name, episode):
+            if episode is not None and self._replays(name, episode) and self._adds_up(name, episode):
                 same.append(episode)
                 places.append(place)
                 step_places += mine
@@ -166,7 +171,7 @@ class _Verification:
         if self._ledger is None:
             self._ledger = Ledger(game["run_id"])
         try:
-            _check_rows(game, steps, self._ledger.run_id)
+            check_rows(game, steps, self._ledger.run_id)
             episode = episode_from_rows(game, steps)
         except DatasetError as error:
             self._lost(f"episodes/{name}", f"game {game_id}: {error}")
@@ -176,13 +181,43 @@ class _Verification:
         return episode
 
     def _replays(self, name: str, episode: Episode) -> bool:
-        difference = first_difference(episode)
+        env_id, game_id = episode.spec.env_id, episode.spec.game_id
+        if self._hung[env_id] >= MAX_HUNG:
+            self._problem(f"steps/{name}", f"game {game_id}: not replayed, {MAX_HUNG} games of {env_id} hung before it")
+            return False
+        try:
+            difference = first_difference(episode)
+        except EnvironmentHungError as hung:
+            self._hung[env_id] += 1
+            self._problem(f"steps/{name}", f"game {game_id}, environment: stored played on, replayed: {hung}")
+            return False
         if difference is not None:
             self._problem(f"steps/{name}" if difference.step_index is not None else f"episodes/{name}", str(difference))
             return False
         self.report.replayed_episodes += 1
         self.report.replayed_steps += len(episode.steps)
         return True
+
+    def _adds_up(self, name: str, episode: Episode) -> bool:
+        """Whether its answers hold together, and its place in its group is its own."""
+        spec = episode.spec
+        for extraction in unknown_extractions(episode):
+            note = f"actions were not read from completions again with {extraction}, which is not to be had here"
+            if note not in self.report.notes:
+                self.report.notes.append(note)
+        wrong = first_inconsistency(episode)
+        if wrong is not None:
+            self._problem(f"steps/{name}", f"game {spec.game_id}, {wrong}")
+            return False
+        place = spec.group_id, spec.group_index
+        first = self._place_of.setdefault(place, spec.game_id) if spec.group_id else spec.game_id
+        if first != spec.game_id:
+            self._problem(
+                f"episodes/{name}",
+                f"game {spec.game_id}, group_index: stored {spec.group_index}, expected a place that {first} of group "
+                f"{spec.group_id!r} has not",
+            )
+        return first == spec.game_id
 
     def _compare(self, where: str, stored: pa.Table, expected: pa.Table) -> None:
         """What a row repeats of another must be what the writer would have put there."""
@@ -193,7 +228,7 @@ class _Verification:
                 continue
             pairs = zip(stored[column].to_pylist(), expected[column].to_pylist(), strict=True)
             for place, (one, other) in enumerate(pairs):
-                if repr(one) != repr(other):  # NaN does not equal itself
+                if not _alike(column, one, other):
                     row = stored.slice(place, 1).to_pylist()[0]
                     at = f", step {row['step_index']}" if "step_index" in row else ""
                     what = f"game {row['game_id']}{at}, {column}: stored {one!r}, expected {other!r}"
@@ -222,33 +257,11 @@ class _Verification:
                 self._problem(path.name, what)
 
 
-def _check_rows(game: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], run_id: str) -> None:
-    """What must hold before the rows of one game can be made into an episode, and what an episode cannot show."""
-    players = range(game["num_players"])
-    if not players:
-        raise DatasetError(f"num_players: stored {game['num_players']}, expected at least 1")
-    if game["run_id"] != run_id:
-        raise DatasetError(f"run_id: stored {game['run_id']!r}, expected {run_id!r}, as the games before it")
-    indexes = [step["step_index"] for step in steps]
-    if len(indexes) != game["turns"] or indexes != list(range(len(indexes))):
-        gap = next((at for at, index in enumerate(indexes) if at != index), len(indexes))
-        raise DatasetError(f"step {gap}: {len(indexes)} rows in steps/, expected {game['turns']} by turns, from 0 on")
-    if game["offender"] is not None and game["offender"] not in players:
-        raise DatasetError(f"offender: stored {game['offender']}, expected 0 to {players[-1]}")
-    for step in steps:
-        at, logprobs = step["step_index"], step["logprobs"]
-        if step["player_id"] not in players:
-            raise DatasetError(f"step {at}, player_id: stored {step['player_id']}, expected 0 to {players[-1]}")
-        for name in ("prompt_ids", "completion_ids", "logprobs"):
-            if None in step[name]:
-                raise DatasetError(f"step {at}, {name}: holds null, expected a number in each place")
-        if len(logprobs) != len(step["completion_ids"]):
-            raise DatasetError(
-                f"step {at}, logprobs: {len(logprobs)} values for {len(step['completion_ids'])} completion_ids"
-            )
-        bad = [value for value in logprobs if not math.isfinite(value)]
-        if bad and step["logprobs_ok"] is not False:
-            raise DatasetError(f"step {at}, logprobs: stored {bad[0]}, expected finite values, or logprobs_ok false")
+def _alike(column: str, stored: Any, expected: Any) -> bool:
+    """NaN is like NaN; a duration is like that of its times, which are kept to the microsecond."""
+    if column == "duration_s" and None not in (stored, expected):
+        return math.isclose(stored, expected, rel_tol=0.0, abs_tol=2e-6)
+    return repr(stored) == repr(expected)
 
 
 def _differences(stored: Any, expected: Any, path: str = "") -> Iterator[str]:

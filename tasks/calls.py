@@ -128,14 +128,14 @@ def call_with_limit(function: Callable[[], T], name: str, limit_s: float) -> T:
         EnvironmentHungError: the call did not come back in time.
     """
     answers: SimpleQueue[_Outcome[T]] = SimpleQueue()
-    thread = _CallThread()
+    thread = _ready_thread()
     thread.start_call(lambda: answers.put(_Outcome(function)))
     try:
         outcome = answers.get(timeout=limit_s)
     except Empty:
         thread.abandon(name)
         raise _hung_error(name, limit_s) from None
-    thread.last()
+    _idle.append(thread)
     return outcome.get()
 
 
@@ -222,10 +222,7 @@ async def _in_thread(function: Callable[[], T], env_id: str, limit_s: float) -> 
         with suppress(RuntimeError):  # the loop was closed meanwhile
             loop.call_soon_threadsafe(settle, outcome)
 
-    try:
-        thread = _idle.pop()
-    except IndexError:
-        thread = _CallThread()
+    thread = _ready_thread()
     thread.start_call(call)
     try:
         done, _ = await asyncio.wait([answer], timeout=limit_s)
@@ -238,6 +235,13 @@ async def _in_thread(function: Callable[[], T], env_id: str, limit_s: float) -> 
     if not done:
         raise _hung_error(env_id, limit_s)
     return answer.result()
+
+
+def _ready_thread() -> _CallThread:
+    try:
+        return _idle.pop()
+    except IndexError:
+        return _CallThread()
 
 
 def _hung_error(env_id: str, limit_s: float) -> EnvironmentHungError:

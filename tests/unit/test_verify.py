@@ -14,11 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 
 import tests.environments  # noqa: F401  (registers the ones that break)
+from pipeline import reenact
 from pipeline.cli import main
-from pipeline.verify import verify_run
-from tasks.contracts import Episode, Status
+from pipeline.verify import Report, verify_run
+from tasks.contracts import Episode, ModelKind, Status
 from tasks.errors import DatasetError
-from tests.environments.slow import SLOW
+from tests.environments.slow import SLOW, SlowEnv
 from tests.unit.played_runs import POLICY, SaysAlways, game_spec, kuhn_games, play, rewrite, shards, store_run
 
 Rows = list[dict[str, Any]]
@@ -96,6 +97,10 @@ def test_a_run_replays_as_it_was_stored(tmp_path: Path) -> None:
         ("steps", "reward", 0.5, "game train-000003, step 0, reward: stored 0.5, replayed None"),
         ("steps", "escaped", ["x"], "column 'escaped' holds ['x'], of which 'x' is no column"),
         ("steps", "logprobs_ok", False, "game train-000003, step 0, logprobs_ok: stored False, expected True"),
+        ("steps", "completion", "[dance]", "game train-000003, step 0, action: stored '["),
+        ("steps", "generated_tokens", 7, "step 0, generated_tokens: stored 7, expected 0 for a scripted player"),
+        ("episodes", "duration_s", 60.5, "game train-000003, duration_s: stored 60.5, expected 0.0"),
+        ("episodes", "duration_s", None, "game train-000003, duration_s: stored None, expected 0.0"),
     ],
 )
 def test_one_changed_value_is_found_and_named(
@@ -114,6 +119,85 @@ def test_one_changed_value_is_found_and_named(
     assert str(report.problems[0]).split(":")[0] in (f"episodes/{path.name}", f"steps/{path.name}")
     assert report.replayed_episodes >= 5 - (column == "game_id")
     assert str(report).splitlines()[-1].startswith("not verified: ")
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("completion", "\\boxed{[bet]}", "action: stored '[check]', expected '[bet]' of its completion"),
+        ("completion", None, "completion: stored None, expected a text"),
+        ("format_ok", False, "format_ok: stored False, expected True of its completion"),
+        ("feedback", "no move found", "feedback: stored 'no move found', expected '' of its completion"),
+        ("generated_tokens", 1, "generated_tokens: stored 1, expected at least the 2 of completion_ids"),
+    ],
+)
+def test_a_models_answer_is_read_again(tmp_path: Path, column: str, value: Any, message: str) -> None:
+    store_run(tmp_path, play(game_spec("game-0", model=POLICY), engine=SaysAlways("I see. \\boxed{[check]}")))
+    assert problems(tmp_path) == []
+    (path,) = shards(tmp_path, "steps")
+    rewrite(path, lambda rows: rows[0].update({column: value}))
+    assert problems(tmp_path)[0] == f"steps/{path.name}: game game-0, step 0, {message}"
+
+
+def read_by(extraction: str, run_dir: Path, **choice: Any) -> Report:
+    """What comes of a run of one game of a model whose answers that extraction read."""
+    (episode,) = play(game_spec("game-0", model=POLICY), engine=SaysAlways("\\boxed{[check]}"))
+    kind = ModelKind.API if choice else ModelKind.ENGINE
+    agents = tuple(
+        replace(agent, action_extraction=extraction, model=replace(POLICY, kind=kind)) for agent in episode.spec.agents
+    )
+    steps = tuple(replace(step, choice=replace(step.choice, **choice)) for step in episode.steps)
+    return verify_run(store_run(run_dir, [replace(episode, spec=replace(episode.spec, agents=agents), steps=steps)]))
+
+
+def test_answers_are_not_read_again_by_what_is_not_to_be_had(tmp_path: Path) -> None:
+    report = read_by("not_here.prompts:last_word", tmp_path)
+    assert report.problems == []
+    assert report.notes == [
+        "actions were not read from completions again with not_here.prompts:last_word, which is not to be had here"
+    ]
+
+
+def breaks(completion: str) -> None:
+    raise KeyError(completion[:6])
+
+
+def test_an_extraction_that_breaks_on_an_answer_it_once_read_is_a_problem(tmp_path: Path) -> None:
+    (problem,) = read_by(f"{__name__}:breaks", tmp_path).problems
+    assert problem.what == (
+        f"game game-0, step 0, completion: action_extraction '{__name__}:breaks' raised KeyError: '\\\\boxed'"
+    )
+
+
+def test_an_endpoint_may_have_answered_without_a_text(tmp_path: Path) -> None:
+    assert read_by("boxed", tmp_path, completion=None, completion_ids=(), logprobs=()).problems == []
+
+
+def test_two_games_in_one_place_of_a_group_are_found(tmp_path: Path) -> None:
+    first, second, third = (replace(spec, group_id="g") for spec in map(game_spec, ("game-0", "game-1", "game-2")))
+    store_run(tmp_path, play(first, replace(second, group_index=1), replace(third, group_index=1)))
+    (problem,) = problems(tmp_path)
+    assert problem.endswith("game game-2, group_index: stored 1, expected a place that game-1 of group 'g' has not")
+
+
+def test_an_environment_that_hangs_when_it_is_played_again_does_not_hold_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = [game_spec(f"slow-{number}", SLOW, env_kwargs={"turns": 2}) for number in range(3)]
+    store_run(tmp_path, play(*slow, game_spec("quick")))
+
+    def hang(env: SlowEnv, action: str) -> None:
+        while True:
+            pass
+
+    monkeypatch.setattr(SlowEnv, "step", hang)
+    monkeypatch.setattr(reenact, "REPLAY_LIMIT_S", 0.2)
+    report = verify_run(tmp_path)
+    said = f"environment: stored played on, replayed: a call of {SLOW} did not come back within 0.2 s"
+    for number, problem in enumerate(report.problems[:2]):
+        assert f"game slow-{number}, {said}" in str(problem)
+    assert report.problems[2].what == f"game slow-2: not replayed, 2 games of {SLOW} hung before it"
+    assert (len(report.problems), report.replayed_episodes) == (3, 1)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
