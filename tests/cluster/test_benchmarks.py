@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from benchmarks import orchestration, shards
+from benchmarks import orchestration, shards, verify
 from benchmarks.measure import Result, repeated
 
 pytestmark = pytest.mark.cluster
@@ -54,6 +54,12 @@ def test_settings_of_a_shard_are_compared() -> None:
 def test_games_go_on_beside_shards() -> None:
     result = result_of(shards, "beside-games", "--steps=100", "--in-flight=8", "--latency-ms=5")
     assert result["share_kept"] > 0
+
+
+def test_every_step_of_a_run_is_verified() -> None:
+    result = result_of(verify, "kuhn", "--games=3", "--passes=2")
+    assert result["steps"] >= 6
+    assert min(result["steps_per_cpu_s"], result["steps_per_s"], result["times_play"]) > 0
 
 
 def test_repeated_runs_give_medians_and_say_how_many() -> None:

@@ -1,4 +1,4 @@
-"""The benchmark of `selfplay verify` runs, and refuses to time a run that does not verify."""
+"""The benchmark of `selfplay verify` refuses to time a run that does not verify."""
 
 from __future__ import annotations
 
@@ -9,14 +9,6 @@ import pytest
 from benchmarks import verify
 from pipeline.verify import Report
 from tasks.errors import DatasetError
-
-
-def test_a_small_run_gives_every_figure() -> None:
-    result = verify.verified(verify.arguments().parse_args(["--games", "3", "--passes", "2"]))
-    assert list(result) == ["games", "steps", "steps_per_cpu_s", "steps_per_s", "times_play"]
-    assert result["games"] == 3
-    assert result["steps"] >= 6
-    assert all(value > 0 for value in result.values())
 
 
 def test_steps_that_are_not_replayed_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
