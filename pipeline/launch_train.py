@@ -84,12 +84,12 @@ def run_train(config: RunConfig, run_dir: Path, progress: ProgressLine, *, resum
         progress.stage("connecting to the cluster")
         place: LearnerPlace = "shared_gpu" if run.settings.share_gpu else "own_gpu"
         client = stack.enter_context(connect(config.cluster, slots=slots_of(config), engine=True, learner=place))
-        run.assemble(client, tracker, store)
+        learner = stack.enter_context(LearnerTasks(client, run.spec, run.run_id))
+        run.assemble(client, learner, tracker, store)
         books.ledger = run.scheduler.ledger
-        learner = stack.enter_context(LearnerTasks(client, run.spec, run.run_id, run.trainer.on_wait))
         progress.watch(lambda: run.scheduler.snapshot)
         try:
-            run.train(learner)
+            run.train()
         finally:
             progress.stage("stopping")
             run.write_summary()
@@ -134,7 +134,7 @@ class _TrainingRun:
         if self._checkpoint is not None:
             check_identity(self._checkpoint.identity, self._identity)
 
-    def assemble(self, client: Client, tracker: BaseTracker, store: EpisodeStore) -> None:
+    def assemble(self, client: Client, learner: LearnerTasks, tracker: BaseTracker, store: EpisodeStore) -> None:
         """Make what needs the cluster, and put it where the checkpoint says."""
         self._canary = Canary(client)
         self._store = store
@@ -152,20 +152,22 @@ class _TrainingRun:
             self.scheduler,
             self._buffer,
             self._registry,
+            learner,
             self._staleness,
             self._publish,
             TrainingLog(tracker, self._run_dir, progress.number),
             batch_steps=self.settings.batch_steps,
+            num_train_workers=self.config.collect.num_train_workers,
+            num_eval_workers=self.config.collect.num_eval_workers,
             checkpoint=self._save,
             on_published=self._show_once if self.settings.canary else None,
             progress=progress,
         )
 
-    def train(self, learner: LearnerTasks) -> None:
+    def train(self) -> None:
         """Collect and learn, from a checkpoint on that is there before the first game."""
         self._save(self.trainer.progress)
-        collect = self.config.collect
-        self.trainer.train(learner, self.settings.learning_steps, collect.num_train_workers, collect.num_eval_workers)
+        self.trainer.train(self.settings.learning_steps)
 
     def write_summary(self) -> None:
         """Write what a run leaves behind, whatever ended it."""

@@ -32,18 +32,16 @@ class LearnerTasks:
         client: the cluster.
         spec: the learner.
         run_id: goes into the keys of the futures.
-        on_wait: called every `POLL_S` seconds while an answer is waited for; what it raises ends the wait.
 
     Raises:
         ConfigError: the settings are none that a learner could use.
     """
 
-    def __init__(self, client: Client, spec: LearnerSpec, run_id: str, on_wait: Callable[[], None]) -> None:
+    def __init__(self, client: Client, spec: LearnerSpec, run_id: str) -> None:
         self.spec = spec
         self._client = client
         self._plugin = LearnerPlugin(spec)
         self._run_id = run_id
-        self._on_wait = on_wait
         self._numbers = itertools.count()
 
     def __enter__(self) -> LearnerTasks:
@@ -54,17 +52,21 @@ class LearnerTasks:
         if self._client.status == "running":
             self._client.unregister_worker_plugin(LEARNER_NAME)
 
-    def restore(self, version: int) -> None:
+    def restore(self, version: int, on_wait: Callable[[], None]) -> None:
         """Wait for the model, and put the learner at a version that it has a checkpoint of, or at 0.
+
+        Args:
+            version: the policy version.
+            on_wait: called every `POLL_S` seconds while an answer is waited for; what it raises ends the wait.
 
         Raises:
             LearnerError: the model cannot be loaded, or there is no such checkpoint.
             ClusterError: no worker offers `LEARNER`.
         """
-        self._keep_trying(lambda: self._answer(self._submit(restore_learner, version)), None)
+        self._keep_trying(lambda: self._answer(self._submit(restore_learner, version), on_wait), None, on_wait)
 
-    def step(self, batch: LearnerBatch) -> TrainReport:
-        """One learning step.
+    def step(self, batch: LearnerBatch, on_wait: Callable[[], None]) -> TrainReport:
+        """One learning step; `on_wait` as in `restore`.
 
         Raises:
             LearnerError: the batch is broken, or learning has diverged.
@@ -72,22 +74,25 @@ class LearnerTasks:
         """
 
         def once() -> TrainReport:
-            (learner,) = self._learners()[:1]
-            # A batch is too large to travel in the graph; it goes to its worker before.
-            there = self._client.scatter(batch, workers=[learner], hash=False)
-            report: TrainReport = self._answer(self._submit(train_step, there, batch.policy_version))
+            learner = self._await_learner(on_wait)
+            try:
+                # A batch is too large to travel in the graph; it goes to its worker before.
+                there = self._client.scatter(batch, workers=[learner], hash=False)
+            except OSError as error:
+                raise CancelledError(f"{learner} left before its batch came: {error}") from error
+            report: TrainReport = self._answer(self._submit(train_step, there, batch.policy_version), on_wait)
             return report
 
-        report: TrainReport = self._keep_trying(once, batch.policy_version)
+        report: TrainReport = self._keep_trying(once, batch.policy_version, on_wait)
         return report
 
-    def _keep_trying(self, call: Callable[[], Any], version: int | None) -> Any:
+    def _keep_trying(self, call: Callable[[], Any], version: int | None, on_wait: Callable[[], None]) -> Any:
         """What the call returns, made again where its worker was lost, at `version` if that is known."""
         for attempt in itertools.count(1):
-            self._await_learner()
             try:
+                self._await_learner(on_wait)
                 if attempt > 1 and version is not None:
-                    self._answer(self._submit(restore_learner, version))
+                    self._answer(self._submit(restore_learner, version), on_wait)
                 return call()
             except (KilledWorker, CancelledError, LearnerVersionError) as error:
                 if attempt == ATTEMPTS:
@@ -102,23 +107,24 @@ class LearnerTasks:
         key = f"learn-{task.__name__}-{next(self._numbers)}-{self._run_id}"
         return self._client.submit(task, *arguments, key=key, resources={LEARNER_RESOURCE: 1}, pure=False)
 
-    def _answer(self, future: Future) -> Any:
+    def _answer(self, future: Future, on_wait: Callable[[], None]) -> Any:
         while not future.done():
-            self._on_wait()
+            on_wait()
             try:
                 wait([future], timeout=POLL_S)
             except TimeoutError:
                 continue
         return future.result()
 
-    def _learners(self) -> list[str]:
-        workers = self._client.scheduler_info(n_workers=-1)["workers"]
-        return [address for address, worker in workers.items() if worker["resources"].get(LEARNER_RESOURCE)]
-
-    def _await_learner(self) -> None:
+    def _await_learner(self, on_wait: Callable[[], None]) -> str:
+        """The address of a worker that learns, waited for."""
         deadline = time.monotonic() + NO_LEARNER_PATIENCE_S
-        while not self._learners():
-            self._on_wait()
+        while True:
+            workers = self._client.scheduler_info(n_workers=-1)["workers"]
+            for address, worker in workers.items():
+                if worker["resources"].get(LEARNER_RESOURCE):
+                    return str(address)
+            on_wait()
             if time.monotonic() > deadline:
                 raise ClusterError(
                     f"no worker offers {LEARNER_RESOURCE} for {NO_LEARNER_PATIENCE_S:.0f} s, expected one: start it "

@@ -29,11 +29,11 @@ POLL_S = 0.05
 class Learner(Protocol):
     """Takes learning steps, wherever it runs; `pipeline.learner_tasks.LearnerTasks` is the one that is used."""
 
-    def restore(self, version: int) -> None:
-        """Wait until it is loaded, and be at this version."""
+    def restore(self, version: int, on_wait: Callable[[], None]) -> None:
+        """Wait until it is loaded, and be at this version; call `on_wait` meanwhile, and end with what it raises."""
 
-    def step(self, batch: LearnerBatch) -> TrainReport:
-        """Take one step."""
+    def step(self, batch: LearnerBatch, on_wait: Callable[[], None]) -> TrainReport:
+        """Take one step; as above."""
 
 
 Publish = Callable[[Mapping[str, bytes], int], ModelRef]
@@ -64,9 +64,13 @@ class Trainer:
         scheduler: collects; made with `staleness` as its admission.
         buffer: the scheduler's, which batches are drawn from.
         registry: the model sampler's, whose policy is in training.
+        learner: takes the steps.
         staleness: the books on lag.
         publish: makes an adapter's files the policy's next version, in `registry`.
         log: takes the figures of each learning step.
+        batch_steps: decisions that a learning step takes, at least.
+        num_train_workers: most training games in flight.
+        num_eval_workers: most evaluation games in flight.
         checkpoint: called after each step while no game is dealt with; None keeps nothing to resume from.
         on_published: called with each new version beside the games; what it raises ends the run.
         progress: where an earlier run stood.
@@ -77,11 +81,14 @@ class Trainer:
         scheduler: GameScheduler,
         buffer: TrajectoryBuffer,
         registry: ModelRegistry,
+        learner: Learner,
         staleness: Staleness,
         publish: Publish,
         log: TrainingLog,
         *,
         batch_steps: int,
+        num_train_workers: int,
+        num_eval_workers: int | None = None,
         checkpoint: Callable[[Progress], None] | None = None,
         on_published: Callable[[ModelRef], None] | None = None,
         progress: Progress | None = None,
@@ -91,17 +98,17 @@ class Trainer:
         self._scheduler = scheduler
         self._buffer = buffer
         self._registry = registry
+        self._learner = learner
         self._staleness = staleness
         self._publish = publish
         self._log = log
         self._batch_steps = batch_steps
+        self._quotas = (num_train_workers, num_eval_workers)
         self._checkpoint = checkpoint
         self._on_published = on_published
         self._ended = threading.Event()
 
-    def train(
-        self, learner: Learner, learning_steps: int, num_train_workers: int, num_eval_workers: int | None = None
-    ) -> Progress:
+    def train(self, learning_steps: int) -> Progress:
         """Collect and learn until the learner has taken `learning_steps` in all, then let the games in flight finish.
 
         Raises:
@@ -110,16 +117,16 @@ class Trainer:
             ClusterError, EngineStartError, TooManyFailuresError, KeyboardInterrupt: as `GameScheduler.collect`.
         """
         with ThreadPoolExecutor(1, thread_name_prefix="selfplay-learning") as thread:
-            learning = thread.submit(self._learn, learner, learning_steps)
+            learning = thread.submit(self._learn, learning_steps)
             try:
-                self._scheduler.collect(num_train_workers, num_eval_workers)
+                self._scheduler.collect(*self._quotas)
             finally:
                 self._ended.set()
         learning.result()
         return self.progress
 
-    def on_wait(self) -> None:
-        """To be called while something is waited for: samples what is going on.
+    def _on_wait(self) -> None:
+        """Called while something is waited for: samples what is going on.
 
         Raises:
             Stopped: the collection has ended.
@@ -130,16 +137,16 @@ class Trainer:
         if self._ended.is_set():
             raise Stopped
 
-    def _learn(self, learner: Learner, learning_steps: int) -> None:
+    def _learn(self, learning_steps: int) -> None:
         """The learning thread. However it ends, the collection does, too."""
         try:
-            learner.restore(self.progress.version)
+            self._learner.restore(self.progress.version, self._on_wait)
             while self.progress.number < learning_steps:
                 with self.times.phase("waiting"):
                     items = self._next_items()
                 batch = self._batch(items)
                 with self.times.phase("learning"):
-                    report = learner.step(batch)
+                    report = self._learner.step(batch, self._on_wait)
                 with self.times.phase("publishing"):
                     self._advance(report, len(items))
                 self._log.step(report.number, self._metrics(report, items))
@@ -157,7 +164,7 @@ class Trainer:
                     items = self._buffer.get_batch(self._batch_steps, oldest_first=True)
                     self._staleness.training(item.version for item in items)
                     return items
-            self.on_wait()
+            self._on_wait()
             self._ended.wait(POLL_S)
 
     def _discard_too_old(self) -> None:

@@ -89,3 +89,13 @@ def result_of(process: subprocess.Popen[bytes], run_dir: Path, timeout_s: float 
     assert code == 0, run_dir.with_suffix(".log").read_text()[-4000:]
     summary: dict[str, Any] = json.loads(run_dir.with_suffix(".out").read_text().splitlines()[-1])
     return summary
+
+
+class Diverging:
+    """An algorithm whose loss is never a number."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self.max_tokens = max_tokens
+
+    def loss(self, tokens: Any) -> Any:
+        return tokens.logprobs_N.sum() * float("nan")
