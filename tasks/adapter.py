@@ -27,12 +27,13 @@ def add_adapter(base: Any, spec: LearnerSpec) -> PeftModel:
         lora_alpha=spec.lora_alpha,
         lora_dropout=spec.lora_dropout,
         target_modules=sorted(spec.target_modules),
-        base_model_name_or_path=spec.model_name,
         task_type="CAUSAL_LM",
     )
     with torch.random.fork_rng():
         torch.manual_seed(spec.seed)
-        return get_peft_model(base, config)
+        model: PeftModel = get_peft_model(base, config)
+    model.peft_config[_NAME].base_model_name_or_path = spec.model_name  # PEFT put the resolved path there
+    return model
 
 
 def adapter_files(model: PeftModel) -> dict[str, bytes]:
