@@ -6,6 +6,7 @@ learning step) and `checkpoints/`, from which the run goes on when it is resumed
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -46,9 +47,11 @@ from pipeline.training_summary import training_summary
 from tasks.base_model import check_target_modules, read_base
 from tasks.contracts import Episode, ModelRef
 from tasks.errors import ConfigError
+from tasks.learner_checks import check_learner, sampling_caveat
 from tasks.models import resolve_model
 
 REGISTRY_NAME = "registry.json"
+logger = logging.getLogger(__name__)
 
 
 def run_train(config: RunConfig, run_dir: Path, progress: ProgressLine, *, resume: bool = False) -> dict[str, Any]:
@@ -106,6 +109,10 @@ class _TrainingRun:
         self.settings = _learner_of(config)
         self.config = _with_room_for_the_learner(config, self.settings)
         self.spec = self.settings.spec(config.vllm, config.seed, run_dir / FOLDER / LEARNER_FOLDER)
+        check_learner(self.spec)
+        caveat = sampling_caveat(self.spec.sampling)
+        if caveat is not None:
+            logger.warning("%s", caveat)
         self.run_id: str = uuid.uuid4().hex[:12] if checkpoint is None else checkpoint.scheduler["run_id"]
         self._run_dir = run_dir
         self._line = progress
