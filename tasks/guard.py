@@ -12,6 +12,7 @@ from distributed import Client, Scheduler, SchedulerPlugin
 from tasks.adapter_delivery import Courier
 from tasks.errors import ClusterError, boundary
 from tasks.host import HOST_NAME, GameHost
+from tasks.learn import LEARNER_NAME
 
 GUARD_NAME = "selfplay-guard"
 
@@ -48,15 +49,16 @@ class RunGuard(SchedulerPlugin):  # type: ignore[misc]  # distributed is untyped
         self._courier.open(scheduler)
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
-        """Let go when the client watched is gone."""
+        """Let go when the client watched is gone; of its learner, too, which nobody else can."""
         if client == self.client_id:
-            scheduler.loop.add_callback(self.let_go, scheduler)
+            scheduler.loop.add_callback(self.let_go, scheduler, HOST_NAME, LEARNER_NAME)
 
-    async def let_go(self, scheduler: Scheduler) -> None:
-        """Remove the hosts from all workers, now and to come, and then itself; return when they are torn down."""
-        if scheduler.worker_plugins.pop(HOST_NAME, None) is not None:
-            # Not `Scheduler.unregister_worker_plugin`: it gives up waiting for all when one worker has just left.
-            await scheduler.broadcast(msg={"op": "plugin-remove", "name": HOST_NAME}, on_error="ignore")
+    async def let_go(self, scheduler: Scheduler, *plugins: str) -> None:
+        """Remove these plugins from all workers, now and to come, and then itself; return when they are torn down."""
+        for name in plugins:
+            if scheduler.worker_plugins.pop(name, None) is not None:
+                # Not `Scheduler.unregister_worker_plugin`: it gives up waiting for all when one worker has just left.
+                await scheduler.broadcast(msg={"op": "plugin-remove", "name": name}, on_error="ignore")
         self._courier.close(scheduler)
         if scheduler.plugins.get(self.name) is self:
             scheduler.remove_plugin(self.name)
@@ -89,4 +91,4 @@ def unregister(client: Client) -> None:
 async def _let_go(client_id: str, dask_scheduler: Scheduler) -> None:
     guard = dask_scheduler.plugins.get(GUARD_NAME)
     if isinstance(guard, RunGuard) and guard.client_id == client_id:
-        await guard.let_go(dask_scheduler)
+        await guard.let_go(dask_scheduler, HOST_NAME)

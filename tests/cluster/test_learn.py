@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,30 @@ from tasks.errors import ClusterError, ConfigError, LearnerError, LearnerVersion
 from tasks.learn import LEARNER_NAME, LearnerPlugin, restore_learner, train_step
 from tasks.learner_contracts import LearnerSpec, TrainReport
 from tests.cluster.conftest import SETTINGS
+from tests.processes import DaskProcesses
 from tests.tiny_model import make_model
 from tests.unit.learner_samples import batch, sample, tiny_spec
 
 pytestmark = pytest.mark.cluster
 
 GOOD = sample(range(10, 30), [(5, 9), (12, 16)], [1.0, -0.5])
+
+
+DRIVER = """
+import sys, time
+from distributed import Client
+from tasks.contracts import EngineSpec
+from tasks.guard import register
+from tasks.host import GameHost
+from tasks.learn import LearnerPlugin
+from tasks.learner_contracts import LearnerSpec
+
+client = Client(sys.argv[1])
+client.wait_for_workers(1)
+register(client, GameHost(EngineSpec("none", factory=None), "lost"))
+client.register_plugin(LearnerPlugin(LearnerSpec(sys.argv[2], sys.argv[3], 4, 8, ("q_proj",))))
+time.sleep(3600)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -140,3 +159,28 @@ def test_without_the_plugin_the_tasks_say_so(client: Client) -> None:
 def test_settings_are_refused_on_the_driver(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"learner\.schedule is 'never'"):
         LearnerPlugin(tiny_spec(tmp_path, tmp_path, schedule="never"))
+
+
+def test_a_learner_does_not_outlive_a_driver_that_is_killed(
+    processes: DaskProcesses, model: Path, tmp_path: Path
+) -> None:
+    scheduler = processes.scheduler()
+    processes.worker(scheduler, "LEARNER=1")
+    driver = processes.python(DRIVER, scheduler, str(model), str(tmp_path))
+    with Client(scheduler) as client:
+        client.wait_for_workers(1, timeout=60)
+        wait_until(lambda: any(client.run(has_learner).values()))
+        os.kill(driver, signal.SIGKILL)
+        wait_until(lambda: not any(client.run(has_learner).values()))
+
+
+def has_learner(dask_worker: Any) -> bool:
+    return LEARNER_NAME in dask_worker.plugins
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait up to a minute; what did not come true by then fails the test."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
