@@ -11,8 +11,13 @@
 6. `ledger` holds the books behind `summary.json`; `progress` and `report` show them; `transcript` and
    `analysis` read a run back.
 
-`launch` puts the parts together for the command line, `cli`. The names below are the public interface; importing this
-package loads none of them before it is asked for (PEP 562).
+Learning runs beside that loop: `trainer` draws batches from `replay`, whose rewards `rewards` has transformed, hands
+them to the learner through `learner_tasks`, and publishes what comes back in `model_registry`; the next game names it.
+`staleness` says how many games may begin meanwhile and what is too old; `training_log` and `time_shares` keep the
+figures; `checkpoints` is what a killed run goes on from.
+
+`launch` and `launch_train` put the parts together for the command line, `cli`. The names below are the public
+interface; importing this package loads none of them before it is asked for (PEP 562).
 """
 
 from __future__ import annotations
@@ -22,14 +27,28 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pipeline.cluster import connect
-    from pipeline.config import ApiOpponent, ClusterConfig, EvalEnvSpec, LoraConfig, RunConfig, TrainEnvSpec, VLLMConfig
+    from pipeline.config import (
+        ApiOpponent,
+        ClusterConfig,
+        EvalEnvSpec,
+        LearnerConfig,
+        LoraConfig,
+        RunConfig,
+        TrainEnvSpec,
+        VLLMConfig,
+    )
     from pipeline.env_samplers import BaseEnvSampler, RoundRobinEnvSampler, UniformEnvSampler, WeightedEnvSampler
     from pipeline.episode_store import BaseEpisodeStore, EpisodeStore
     from pipeline.game_scheduler import GameScheduler, SchedulerOptions
+    from pipeline.learner_tasks import LearnerTasks
     from pipeline.model_registry import ModelRegistry
     from pipeline.model_samplers import BaseModelSampler, FixedSampler, LastKSampler, MirrorSampler
-    from pipeline.replay import ReplayBuffer, StepBuffer, StopConditions
+    from pipeline.replay import EpisodeBuffer, ReplayBuffer, StepBuffer, StopConditions
+    from pipeline.rewards import RewardTransforms
+    from pipeline.staleness import Staleness
     from pipeline.tracking import BaseTracker, MLflowTracker, NullTracker
+    from pipeline.trainer import Trainer
+    from pipeline.training_log import TrainingLog
 
 __all__ = [
     "ApiOpponent",
@@ -38,23 +57,30 @@ __all__ = [
     "BaseModelSampler",
     "BaseTracker",
     "ClusterConfig",
+    "EpisodeBuffer",
     "EpisodeStore",
     "EvalEnvSpec",
     "FixedSampler",
     "GameScheduler",
     "LastKSampler",
+    "LearnerConfig",
+    "LearnerTasks",
     "LoraConfig",
     "MLflowTracker",
     "MirrorSampler",
     "ModelRegistry",
     "NullTracker",
     "ReplayBuffer",
+    "RewardTransforms",
     "RoundRobinEnvSampler",
     "RunConfig",
     "SchedulerOptions",
+    "Staleness",
     "StepBuffer",
     "StopConditions",
     "TrainEnvSpec",
+    "Trainer",
+    "TrainingLog",
     "UniformEnvSampler",
     "VLLMConfig",
     "WeightedEnvSampler",
@@ -63,14 +89,28 @@ __all__ = [
 
 _HOMES = {
     "cluster": ("connect",),
-    "config": ("ApiOpponent", "ClusterConfig", "EvalEnvSpec", "LoraConfig", "RunConfig", "TrainEnvSpec", "VLLMConfig"),
+    "config": (
+        "ApiOpponent",
+        "ClusterConfig",
+        "EvalEnvSpec",
+        "LearnerConfig",
+        "LoraConfig",
+        "RunConfig",
+        "TrainEnvSpec",
+        "VLLMConfig",
+    ),
     "env_samplers": ("BaseEnvSampler", "RoundRobinEnvSampler", "UniformEnvSampler", "WeightedEnvSampler"),
     "episode_store": ("BaseEpisodeStore", "EpisodeStore"),
     "game_scheduler": ("GameScheduler", "SchedulerOptions"),
+    "learner_tasks": ("LearnerTasks",),
     "model_registry": ("ModelRegistry",),
     "model_samplers": ("BaseModelSampler", "FixedSampler", "LastKSampler", "MirrorSampler"),
-    "replay": ("ReplayBuffer", "StepBuffer", "StopConditions"),
+    "replay": ("EpisodeBuffer", "ReplayBuffer", "StepBuffer", "StopConditions"),
+    "rewards": ("RewardTransforms",),
+    "staleness": ("Staleness",),
     "tracking": ("BaseTracker", "MLflowTracker", "NullTracker"),
+    "trainer": ("Trainer",),
+    "training_log": ("TrainingLog",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
