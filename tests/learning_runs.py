@@ -10,10 +10,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import yaml
 
-from tasks.contracts import EngineReply, SamplingSpec
+from pipeline.config import RunConfig
+from pipeline.launch_train import run_train
+from pipeline.model_registry import ModelRegistry
+from pipeline.progress import Progress
+from tasks.contracts import EngineReply, ModelRef, SamplingSpec
 from tests.processes import REPOSITORY
 from tests.stub_engine import StubEngine
 from tests.tiny_model import TARGET_MODULES
@@ -89,6 +94,19 @@ def result_of(process: subprocess.Popen[bytes], run_dir: Path, timeout_s: float 
     assert code == 0, run_dir.with_suffix(".log").read_text()[-4000:]
     summary: dict[str, Any] = json.loads(run_dir.with_suffix(".out").read_text().splitlines()[-1])
     return summary
+
+
+def run_unpublished(config: Mapping[str, Any], run_dir: Path) -> dict[str, Any]:
+    """Train in this process with publication cut: every version has the first one's weights, which hardly moved."""
+    first: dict[str, bytes] = {}
+    publish = ModelRegistry.publish
+
+    def publish_the_first(registry: ModelRegistry, files: Mapping[str, bytes], **about: Any) -> ModelRef:
+        first.update(first or files)
+        return publish(registry, first, **about)
+
+    with mock.patch.object(ModelRegistry, "publish", publish_the_first), Progress() as progress:
+        return run_train(RunConfig(**config), run_dir, progress)
 
 
 class Diverging:

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from pipeline.config import RunConfig
-from pipeline.launch_train import run_train
-from pipeline.model_registry import ModelRegistry
-from pipeline.progress import Progress
 from pipeline.training_log import read_log
 from pipeline.verify import verify_run
-from tasks.contracts import ModelRef
 from tests.engine.conftest import ENGINE_MARKS
-from tests.learning_runs import result_of, start_training, training_config
+from tests.learning_runs import result_of, run_unpublished, start_training, training_config
 
 pytestmark = ENGINE_MARKS
 CHANCE = 0.5  # well above what random weights earn
@@ -67,17 +60,6 @@ def test_with_the_sign_of_the_reward_flipped_it_learns_the_opposite(base: Path, 
 
 
 @pytest.mark.long
-def test_without_publication_it_stays_at_chance(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every version that is published has the first one's weights, which have hardly moved."""
-    first: dict[str, bytes] = {}
-    publish = ModelRegistry.publish
-
-    def publish_the_first(registry: ModelRegistry, files: Mapping[str, bytes], **about: Any) -> ModelRef:
-        first.update(first or files)
-        return publish(registry, first, **about)
-
-    monkeypatch.setattr(ModelRegistry, "publish", publish_the_first)
-    config = RunConfig(**training_config(base, learner={"learning_steps": 30, "learning_rate": 0.002}))
-    with Progress() as progress:
-        summary = run_train(config, tmp_path / "run", progress)
+def test_without_publication_it_stays_at_chance(base: Path, tmp_path: Path) -> None:
+    summary = run_unpublished(training_config(base, learner={"learning_steps": 30}), tmp_path / "run")
     assert summary["final_reward"] < CHANCE
