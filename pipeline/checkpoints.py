@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -21,6 +22,7 @@ FORMAT = 1
 FOLDER = "checkpoints"
 LEARNER_FOLDER = "learner"
 _FILE = "driver.pickle"
+_RUN_ID_FILE = "run_id"
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,21 @@ class Checkpoint:
     staleness: Mapping[str, Any]
     registry: bytes
     shards: frozenset[str]
+
+
+def run_id_of(run_dir: Path, *, resume: bool) -> str:
+    """The identity of the run in this folder: the one it began with where it is resumed, otherwise a new one.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    path = run_dir / FOLDER / _RUN_ID_FILE
+    if resume and path.exists():
+        return path.read_text(encoding="utf-8").strip()
+    run_id = uuid.uuid4().hex[:12]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{run_id}\n", encoding="utf-8")
+    return run_id
 
 
 def save_checkpoint(run_dir: Path, checkpoint: Checkpoint) -> None:

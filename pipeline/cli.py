@@ -76,7 +76,7 @@ def collect(config: Path, overrides: Sequence[str], run_dir: Path | None) -> Non
 
     settings = load(config, overrides)
     if run_dir is None:
-        run_dir = Path("runs") / f"{settings.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        run_dir = _new_run(settings.name)
     # The user's own samplers, buffers and prompts lie in the current folder, which an installed script does not search.
     sys.path.insert(0, os.getcwd())
     from pipeline.progress import Progress
@@ -94,7 +94,7 @@ def collect(config: Path, overrides: Sequence[str], run_dir: Path | None) -> Non
 @click.option(
     "--run-dir", type=click.Path(path_type=Path), help="The folder of the run.  [default: runs/NAME-TIMESTAMP]"
 )
-@click.option("--resume", is_flag=True, help="Go on with the run in --run-dir, where it was killed or interrupted.")
+@click.option("--resume", is_flag=True, help="Go on with a run that ended early: the newest, or that in --run-dir.")
 @click.option("--json", "as_json", is_flag=True, help="Print what the run came to as JSON, on the last line.")
 def train(config: Path, overrides: Sequence[str], run_dir: Path | None, resume: bool, as_json: bool) -> None:
     """Play games and learn from them at once, as CONFIG, a YAML file with a `learner`, says.
@@ -106,9 +106,7 @@ def train(config: Path, overrides: Sequence[str], run_dir: Path | None, resume: 
 
     settings = load(config, overrides)
     if run_dir is None:
-        if resume:
-            raise click.UsageError("--resume needs --run-dir, the folder of the run to go on with")
-        run_dir = Path("runs") / f"{settings.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        run_dir = _newest_run(settings.name) if resume else _new_run(settings.name)
     # The user's own samplers, buffers and prompts lie in the current folder, which an installed script does not search.
     sys.path.insert(0, os.getcwd())
     from pipeline.progress import Progress
@@ -211,6 +209,18 @@ def worker(scheduler: str, games: int | None, learner: bool, gpu: int | None, pr
     await_scheduler(address, DEATH_TIMEOUT_S)
     python = [sys.executable, "-m", "distributed.cli.dask_worker", *command[2:]]
     os.execve(sys.executable, python, {**os.environ, **environment})
+
+
+def _new_run(name: str) -> Path:
+    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _newest_run(name: str) -> Path:
+    """The run of this name that was started last."""
+    found = sorted(Path("runs").glob(f"{name}-[0-9]*-[0-9]*"))
+    if not found:
+        raise click.UsageError(f"--resume finds no run runs/{name}-*; give its folder with --run-dir")
+    return found[-1]
 
 
 if __name__ == "__main__":

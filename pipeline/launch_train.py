@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import logging
 import time
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from pipeline.checkpoints import (
     Checkpoint,
     check_identity,
     load_checkpoint,
+    run_id_of,
     save_checkpoint,
 )
 from pipeline.cluster import connect
@@ -33,6 +33,7 @@ from pipeline.environments import check_environments_of
 from pipeline.episode_store import EpisodeStore
 from pipeline.game_scheduler import GameScheduler
 from pipeline.learner_tasks import LearnerTasks
+from pipeline.ledger import Snapshot
 from pipeline.local_cluster import LearnerPlace
 from pipeline.model_registry import ModelRegistry
 from pipeline.progress import Progress as ProgressLine
@@ -80,6 +81,7 @@ def run_train(config: RunConfig, run_dir: Path, progress: ProgressLine, *, resum
             EpisodeStore(run_dir, config.store.episodes_per_shard, config.store.seconds_per_shard, resume=resume)
         )
         (run_dir / "config.yaml").write_text(dump(config), encoding="utf-8")
+        run.run_id = run_id_of(run_dir, resume=resume)
         tracker = stack.enter_context(make_tracker(config, run_dir, key=run.run_id))
         tracker.log_params(config.model_dump(mode="json"))
         books.tracking_uri = tracker.uri
@@ -90,7 +92,7 @@ def run_train(config: RunConfig, run_dir: Path, progress: ProgressLine, *, resum
         learner = stack.enter_context(LearnerTasks(client, run.spec, run.run_id))
         run.assemble(client, learner, tracker, store)
         books.ledger = run.scheduler.ledger
-        progress.watch(lambda: run.scheduler.snapshot)
+        progress.watch(run.snapshot)
         try:
             run.train()
         finally:
@@ -102,6 +104,7 @@ def run_train(config: RunConfig, run_dir: Path, progress: ProgressLine, *, resum
 class _TrainingRun:
     """The parts of one run, put together step by step as they become possible."""
 
+    run_id: str
     scheduler: GameScheduler
     trainer: Trainer
 
@@ -113,14 +116,13 @@ class _TrainingRun:
         caveat = sampling_caveat(self.spec.sampling)
         if caveat is not None:
             logger.warning("%s", caveat)
-        self.run_id: str = uuid.uuid4().hex[:12] if checkpoint is None else checkpoint.scheduler["run_id"]
         self._run_dir = run_dir
         self._line = progress
         self._checkpoint = checkpoint
         self._identity: dict[str, Any] = {}
         environments = [*config.environments.train, *config.environments.eval]
         check_environments_of(environments, played_here=config.cluster.kind == "local")
-        self._buffer = _trajectory_buffer(config)
+        self._buffer = _trajectory_buffer(config, self.settings)
         self._staleness = Staleness(self.settings.max_policy_lag, self.settings.batch_steps, self._buffer.size)
         self._began = time.time()
 
@@ -175,6 +177,14 @@ class _TrainingRun:
         """Collect and learn, from a checkpoint on that is there before the first game."""
         self._save(self.trainer.progress)
         self.trainer.train(self.settings.learning_steps)
+
+    def snapshot(self) -> Snapshot | None:
+        """Where the collection stands, with where the learning does."""
+        found, done = self.scheduler.snapshot, self.trainer.progress
+        if found is None:
+            return None
+        stage = f"{found.stage} · {done.number} of {self.settings.learning_steps} learning steps"
+        return replace(found, stage=stage)
 
     def write_summary(self) -> None:
         """Write what a run leaves behind, whatever ended it."""
@@ -244,11 +254,17 @@ def _with_room_for_the_learner(config: RunConfig, settings: LearnerConfig) -> Ru
     return config.model_copy(update={"vllm": config.vllm.model_copy(update={"engine_args": arguments})})
 
 
-def _trajectory_buffer(config: RunConfig) -> TrajectoryBuffer:
+def _trajectory_buffer(config: RunConfig, settings: LearnerConfig) -> TrajectoryBuffer:
     buffer = make_buffer(config)
     if not isinstance(buffer, TrajectoryBuffer):
         raise ConfigError(
             f"buffer.kind is {config.buffer.kind!r}, which batches cannot be drawn from: training needs 'step', "
             "'episode' or a subclass of pipeline.replay.TrajectoryBuffer"
+        )
+    needed = settings.batch_steps * (settings.max_policy_lag + 1)
+    if config.buffer.capacity < needed:
+        raise ConfigError(
+            f"buffer.capacity is {config.buffer.capacity}, expected at least {needed} steps: learner.batch_steps for "
+            "each version up to learner.max_policy_lag. Raise it, or lower one of the two"
         )
     return buffer

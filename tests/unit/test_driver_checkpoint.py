@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.checkpoints import FOLDER, Checkpoint, check_identity, load_checkpoint, save_checkpoint
+from pipeline.checkpoints import FOLDER, Checkpoint, check_identity, load_checkpoint, run_id_of, save_checkpoint
 from pipeline.trainer import Progress
 from tasks.errors import ConfigError, DatasetError
 
@@ -32,6 +32,12 @@ def test_the_newest_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
 
 def test_a_run_killed_before_its_first_has_none(tmp_path: Path) -> None:
     assert load_checkpoint(tmp_path) is None
+
+
+def test_a_run_keeps_its_identity_from_its_first_moment_on(tmp_path: Path) -> None:
+    first = run_id_of(tmp_path, resume=True)
+    assert run_id_of(tmp_path, resume=True) == first
+    assert run_id_of(tmp_path, resume=False) != first
 
 
 @pytest.mark.parametrize("cut", [0, 10, 100])

@@ -46,9 +46,17 @@ def test_the_last_line_is_what_the_run_came_to(
     assert (learner.batch_steps, run_dir, resume) == (5, Path("here"), True)
 
 
-def test_resume_needs_the_folder(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resume_finds_the_newest_run(
+    file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["train", file, "--resume"]) == 2
-    assert "--resume needs --run-dir, the folder of the run to go on with" in capsys.readouterr().err
+    assert "--resume finds no run runs/run-*; give its folder with --run-dir" in capsys.readouterr().err
+    for name in ("run-20260102-000000", "run-20251231-235959", "another-20270101-000000"):
+        (Path("runs") / name).mkdir(parents=True)
+    handed = []
+    monkeypatch.setattr(launch_train, "run_train", lambda config, run_dir, progress, *, resume: handed.append(run_dir))
+    assert main(["train", file, "--resume"]) == 0
+    assert handed == [Path("runs/run-20260102-000000")]
 
 
 @pytest.mark.parametrize(
@@ -64,6 +72,10 @@ def test_resume_needs_the_folder(file: str, capsys: pytest.CaptureFixture[str]) 
             "which batches cannot be drawn from: training needs 'step', 'episode' or a subclass",
         ),
         ({"vllm": {"model_name": "m", "lora_config": {}, "temperature": 0.0}}, "Set vllm.temperature above 0"),
+        (
+            {"vllm": {"model_name": "m", "lora_config": {}}, "buffer": {"capacity": 767}},
+            "buffer.capacity is 767, expected at least 768 steps: learner.batch_steps for each version",
+        ),
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_anything_starts(
