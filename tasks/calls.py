@@ -20,7 +20,7 @@ from typing import ClassVar, Generic, TypeVar
 
 from tasks.errors import EnvironmentFault, EnvironmentHungError, SelfplayError, boundary
 
-SLOW_CALL_S = 0.01  # twice what another thread may take the interpreter for in the middle of a quick call
+SLOW_CALL_S = 0.005
 PROOF_CALLS = 20  # quick calls after which an environment's calls stay on the loop; a slow one undoes as many
 INLINE_LIMIT_S = 5.0
 CALL_LIMIT_S = 60.0
