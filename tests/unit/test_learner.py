@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load
 
 from tasks.checkpoints import saved_versions
 from tasks.errors import LearnerError
@@ -155,3 +156,10 @@ def test_checkpoints_of_other_settings_are_refused(make_learner: Any, tmp_path: 
 def test_a_broken_sequence_is_refused(make_learner: Any) -> None:
     with pytest.raises(LearnerError, match="7 log-probabilities for 8 trained tokens"):
         make_learner().step(batch(replace(GOOD, logprobs=(-1.0,) * 7)))
+
+
+def test_half_precision_keeps_the_adapter_in_full(make_learner: Any) -> None:
+    half, full = make_learner(dtype="bfloat16").step(batch(GOOD)), make_learner(dtype="float32").step(batch(GOOD))
+    assert half.metrics["loss"] == pytest.approx(full.metrics["loss"], rel=0.05)
+    weights = load(half.adapter["adapter_model.safetensors"])
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
