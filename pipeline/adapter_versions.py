@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,15 +44,13 @@ def write_version(
     partial = root / f".{uid}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
-    try:
+    with ExitStack() as undo:
+        undo.callback(shutil.rmtree, partial, ignore_errors=True)
         for name, content in files.items():
             (partial / name).write_bytes(content)
         check(partial)
         write_manifest(partial, replace(manifest, uid=uid))
         os.rename(partial, root / uid)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
     return AdapterRef(uid, str(root / uid), manifest.digest)
 
 

@@ -14,6 +14,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from distributed import Client, get_client
@@ -158,27 +159,31 @@ class GameScheduler:
             interrupts = stack.enter_context(Interrupts())
             stack.push(self._note_error)
             pool = self._kept_pool or stack.enter_context(self._new_pool())
+            stack.callback(self._close_books, pool)
+            stack.push(partial(self._cancel_after_error, pool))
             pool.plan(quotas, self._options.prefetch)
-            try:
-                self._play(pool, interrupts)
-            except BaseException:
-                with self.between_games:
-                    cancelled = self._cancel_all(pool)
-                    # The error that ended the collection is the one to raise, not what the buffer now says of the rest.
-                    with boundary():
-                        self._endings.offer(cancelled)
-                raise
-            finally:
-                if self.snapshot is not None:
-                    self.snapshot = replace(self.snapshot, stage="stopping engines")
-                self.ledger.finished_at = time.time()
-                self.ledger.engines = dict(pool.figures)
-                self.ledger.groups = self._endings.gate.counts()
-                if self._store is not None:
-                    self._store.flush()
+            self._play(pool, interrupts)
         if interrupts.draining:
             raise KeyboardInterrupt
         return self.ledger
+
+    def _cancel_after_error(self, pool: EnginePool, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            return
+        with self.between_games:
+            cancelled = self._cancel_all(pool)
+            # The error that ended the collection is the one to raise, not what the buffer now says of the rest.
+            with boundary():
+                self._endings.offer(cancelled)
+
+    def _close_books(self, pool: EnginePool) -> None:
+        if self.snapshot is not None:
+            self.snapshot = replace(self.snapshot, stage="stopping engines")
+        self.ledger.finished_at = time.time()
+        self.ledger.engines = dict(pool.figures)
+        self.ledger.groups = self._endings.gate.counts()
+        if self._store is not None:
+            self._store.flush()
 
     def _note_error(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if error is not None:
