@@ -67,15 +67,20 @@ def kill(driver: subprocess.Popen[bytes]) -> None:
     assert alive == []
 
 
+def await_steps(driver: subprocess.Popen[bytes], run_dir: Path, steps: int) -> None:
+    """Return once the run has taken so many learning steps."""
+    deadline = time.monotonic() + STARTED_S
+    while steps_taken(run_dir) < steps:
+        assert driver.poll() is None, run_dir.with_suffix(".log").read_text()[-4000:]
+        assert time.monotonic() < deadline, run_dir.with_suffix(".log").read_text()[-4000:]
+        time.sleep(0.02)
+
+
 def kill_after(run_dir: Path, config: dict[str, Any], steps: int, pause_s: float) -> None:
     """Let the run go on until it has taken so many learning steps and a pause has passed, and kill it."""
     driver = start_training(config, run_dir, "--resume")
     try:
-        deadline = time.monotonic() + STARTED_S
-        while steps_taken(run_dir) < steps:
-            assert driver.poll() is None, run_dir.with_suffix(".log").read_text()[-4000:]
-            assert time.monotonic() < deadline, run_dir.with_suffix(".log").read_text()[-4000:]
-            time.sleep(0.02)
+        await_steps(driver, run_dir, steps)
         time.sleep(pause_s)
         kill(driver)
     finally:
@@ -143,6 +148,24 @@ def test_killed_twenty_times_the_books_are_as_if_it_had_lived_once(model: Path, 
     kill_and_resume(model, tmp_path / "run", kills=20, seed=11)
 
 
+def test_a_run_that_was_interrupted_goes_on_where_it_stopped(model: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    config = stub_config(model, learning_steps=8)
+    driver = start_training(config, run_dir)
+    try:
+        await_steps(driver, run_dir, 3)
+        driver.send_signal(signal.SIGINT)
+        assert driver.wait(timeout=120) == 130
+    finally:
+        if driver.poll() is None:
+            os.killpg(driver.pid, signal.SIGKILL)
+    interrupted = json.loads((run_dir / "summary.json").read_text())
+    assert interrupted["stopped_by"] == "interrupt"
+    assert 3 <= interrupted["learning"]["updates"] < 8
+    assert result_of(start_training(config, run_dir, "--resume"), run_dir)["updates"] == 8
+    check_books(run_dir, 8)
+
+
 def check_one_mlflow_run(run_dir: Path, learning_steps: int) -> None:
     from mlflow import MlflowClient
 
@@ -155,24 +178,18 @@ def check_one_mlflow_run(run_dir: Path, learning_steps: int) -> None:
     assert max(steps) == learning_steps - 1
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"lora_config": {"lora_rank": 4, "lora_alpha": 16.0}}, "vllm.lora_config.lora_rank was 8 and is now 4"),
-        ({"model_name": "other"}, "vllm.model_name was "),
-    ],
-)
-def test_another_run_is_refused_with_what_differs(
-    model: Path, tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
+def test_another_run_is_refused_with_what_differs(model: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    config = stub_config(model, learning_steps=3)
-    kill_after(run_dir, config, steps=1, pause_s=0.0)
-    if "model_name" in changes:
-        changes = {"model_name": str(make_model(tmp_path / "other", seed=1))}
-    config["vllm"] |= changes
-    process = start_training(config, run_dir, "--resume")
-    assert process.wait(timeout=120) == 2
-    log = run_dir.with_suffix(".log").read_text()
-    assert "the run cannot be resumed as another one" in log
-    assert message in log
+    kill_after(run_dir, stub_config(model, learning_steps=3), steps=1, pause_s=0.0)
+    other = make_model(tmp_path / "other", seed=1)
+    for changes, message in (
+        ({"lora_config": {"lora_rank": 4, "lora_alpha": 16.0}}, "vllm.lora_config.lora_rank was 8 and is now 4"),
+        ({"model_name": str(other)}, f"vllm.model_name was {str(model)!r} and is now {str(other)!r}"),
+    ):
+        config = stub_config(model, learning_steps=3)
+        config["vllm"] |= changes
+        process = start_training(config, run_dir, "--resume")
+        assert process.wait(timeout=120) == 2
+        log = run_dir.with_suffix(".log").read_text()
+        assert "the run cannot be resumed as another one" in log
+        assert message in log
