@@ -12,7 +12,7 @@ from pipeline.staleness import Staleness
 from pipeline.trainer import Trainer
 from pipeline.training_log import LOG_NAME, evaluation, read_log
 
-_AT_THE_ENDS = 3
+_LAST = 3
 
 
 def training_summary(
@@ -20,7 +20,7 @@ def training_summary(
 ) -> dict[str, Any]:
     """The content of `learning` in `summary.json`.
 
-    `start_reward` and `final_reward` are mean raw rewards of the first and last three batches; `minutes` are of this
+    `start_reward` is the mean raw reward of the first batch, `final_reward` that of the last three; `minutes` are of this
     life of the run; `steps` adds up the decisions trained on and those dropped for their age; `evaluation` has the
     newest ten versions that were evaluated.
     """
@@ -33,8 +33,8 @@ def training_summary(
         "policy_version": progress.version,
         "policy": registry.current().uid,
         "skipped_updates": progress.skipped,
-        "start_reward": _mean(lines[:_AT_THE_ENDS], "reward"),
-        "final_reward": _mean(lines[-_AT_THE_ENDS:], "reward"),
+        "start_reward": _mean(lines[:1], "reward"),
+        "final_reward": _mean(lines[-_LAST:], "reward"),
         "mean_abs_logprob_diff": _mean(lines, "logprob_diff_mean"),
         "minutes": seconds / 60,
         "steps": {"trained": progress.trained, "dropped": staleness.dropped},

@@ -107,7 +107,7 @@ learner, too.
 |---|---|---|---|---|---|---|
 {rows}
 
-- Rewards are means over the first and the last three batches. Of `flipped` the table has what the environment paid, and
+- Rewards are means of the first batch and over the last three. Of `flipped` the table has what the environment paid, and
   the picture its opposite, which the other runs are paid.
 - The last column is between the log-probabilities that the engine recorded and those that the learner computes of the
   same tokens with the same version of the policy, in nats: they agree to the last digits of float32.
