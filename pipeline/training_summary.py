@@ -20,8 +20,8 @@ def training_summary(
 ) -> dict[str, Any]:
     """The content of `learning` in `summary.json`.
 
-    `start_reward` is the mean raw reward of the first batch, `final_reward` that of the last three; `minutes` are of this
-    life of the run; `steps` adds up the decisions trained on and those dropped for their age; `evaluation` has the
+    `start_reward` is the mean raw reward of the first batch, `final_reward` that of the last three; `minutes` are of
+    this life of the run; `steps` adds up the decisions trained on and those dropped for their age; `evaluation` has the
     newest ten versions that were evaluated.
     """
     progress = trainer.progress

@@ -107,8 +107,8 @@ learner, too.
 |---|---|---|---|---|---|---|
 {rows}
 
-- Rewards are means of the first batch and over the last three. Of `flipped` the table has what the environment paid, and
-  the picture its opposite, which the other runs are paid.
+- Rewards are means of the first batch and over the last three. Of `flipped` the table has what the environment paid,
+  and the picture its opposite, which the other runs are paid.
 - The last column is between the log-probabilities that the engine recorded and those that the learner computes of the
   same tokens with the same version of the policy, in nats: they agree to the last digits of float32.
 - `unpublished` shows what the others would look like if adapters did not reach the engine: the reward stays at chance,
