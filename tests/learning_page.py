@@ -40,7 +40,7 @@ VARIANTS = (
     Variant("lag_0", "on-policy: a lag of 0", {"max_policy_lag": 0}),
     Variant("lag_4", "a lag of at most 4", {"max_policy_lag": 4}),
     Variant("flipped", "the sign of the reward flipped: what earned 1 before is avoided", {}, sign=-1),
-    Variant("unpublished", "publication cut: every version has the first one's weights", {}, published=False),
+    Variant("unpublished", "publication cut: every version has weights of 0, the base model's", {}, published=False),
 )
 
 

@@ -18,6 +18,7 @@ from pipeline.config import RunConfig
 from pipeline.launch_train import run_train
 from pipeline.model_registry import ModelRegistry
 from pipeline.progress import Progress
+from tasks.adapter_files import WEIGHTS_NAME
 from tasks.contracts import EngineReply, ModelRef, SamplingSpec
 from tests.processes import REPOSITORY
 from tests.stub_engine import StubEngine
@@ -97,15 +98,16 @@ def result_of(process: subprocess.Popen[bytes], run_dir: Path, timeout_s: float 
 
 
 def run_unpublished(config: Mapping[str, Any], run_dir: Path) -> dict[str, Any]:
-    """Train in this process with publication cut: every version has the first one's weights, which hardly moved."""
-    first: dict[str, bytes] = {}
+    """Train in this process with publication cut: every version is published with weights of 0, the base model's."""
     publish = ModelRegistry.publish
 
-    def publish_the_first(registry: ModelRegistry, files: Mapping[str, bytes], **about: Any) -> ModelRef:
-        first.update(first or files)
-        return publish(registry, first, **about)
+    def publish_zeros(registry: ModelRegistry, files: Mapping[str, bytes], **about: Any) -> ModelRef:
+        weights = files[WEIGHTS_NAME]
+        begin = 8 + int.from_bytes(weights[:8], "little")  # the tensors come after the header and its length
+        zeros = weights[:begin] + bytes(len(weights) - begin)
+        return publish(registry, {**files, WEIGHTS_NAME: zeros}, **about)
 
-    with mock.patch.object(ModelRegistry, "publish", publish_the_first), Progress() as progress:
+    with mock.patch.object(ModelRegistry, "publish", publish_zeros), Progress() as progress:
         return run_train(RunConfig(**config), run_dir, progress)
 
 
