@@ -64,9 +64,7 @@ def test_buffers_of_ours_go_by_name(kind: str, made: type) -> None:
 def test_an_object_that_is_neither_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"Neither', whose object is a Neither, expected a subclass of .*BaseTracker"):
         make_tracker(config(tracking={"kind": f"{__name__}:Neither"}), tmp_path)
-    with pytest.raises(
-        ConfigError, match="Neither', whose object has no add_player_trajectory and"
-    ):
+    with pytest.raises(ConfigError, match="Neither', whose object has no add_player_trajectory and"):
         make_buffer(config(buffer={"kind": f"{__name__}:Neither"}))
 
 
