@@ -62,6 +62,9 @@ def set_environment(*, on_cpu: bool, environment: MutableMapping[str, str] = os.
     environment.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")
     environment.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     if on_cpu:
+        for library in ("MKL", "OPENBLAS"):
+            if environment.get(f"{library}_NUM_THREADS") == "1":  # a Dask nanny's, under which one core would compute
+                del environment[f"{library}_NUM_THREADS"]
         environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", core_binding(physical_cores()))
 
 

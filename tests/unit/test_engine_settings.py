@@ -118,3 +118,10 @@ def test_what_the_user_set_stays() -> None:
     made = dict(own)
     set_environment(on_cpu=True, environment=made)
     assert made.items() >= own.items()
+
+
+def test_a_nannys_single_thread_is_taken_back_on_a_cpu_and_a_users_number_stays() -> None:
+    made = {"MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "4"}
+    set_environment(on_cpu=True, environment=made)
+    assert "MKL_NUM_THREADS" not in made
+    assert made["OPENBLAS_NUM_THREADS"] == "4"
