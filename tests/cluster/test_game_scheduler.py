@@ -59,17 +59,22 @@ class Watcher(StepBuffer):
     """A buffer that also notes how many games each look at the collection found in flight."""
 
     seen: list[int]
+    both_ready_at: float | None = None
+    enough: int = 0
     games: object = None
 
     def continue_collection(self) -> bool:
         snapshot = getattr(self.games, "snapshot", None)
-        if snapshot is not None:
-            self.seen.append(snapshot.in_flight)
-        return super().continue_collection()
+        if snapshot is None:
+            return True
+        self.seen.append(snapshot.in_flight)
+        if snapshot.engines == 2 and self.both_ready_at is None:
+            self.both_ready_at, self.enough = time.time(), self.stats().episodes + 60
+        return self.both_ready_at is None or self.stats().episodes < self.enough
 
 
 def test_quotas_hold_and_both_engines_are_used(client: Client, tmp_path: Path) -> None:
-    buffer = Watcher(stop=StopConditions(episodes=60))
+    buffer = Watcher()
     buffer.seen = []
     games = scheduler(client, tmp_path, stub("quota", latency_s=0.005), buffer=buffer, evaluation=kuhn_eval())
     buffer.games = games
@@ -86,7 +91,8 @@ def test_quotas_hold_and_both_engines_are_used(client: Client, tmp_path: Path) -
             running += change
             most = max(most, running)
         assert 1 <= most <= quota
-    workers = [row["worker"] for row in rows]
+    assert buffer.both_ready_at is not None
+    workers = [row["worker"] for row in rows if row["started_at"].timestamp() >= buffer.both_ready_at]
     assert len(set(workers)) == 2
     assert min(workers.count(worker) for worker in set(workers)) >= len(workers) / 4
 
