@@ -7,6 +7,8 @@ and `log_softmax` over all positions. Each variant runs in a process of its own,
 from __future__ import annotations
 
 import argparse
+import ctypes
+import json
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,10 +17,11 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from benchmarks.measure import repeated, show
-from tasks.batch import micro_batches, samples_of
-from tasks.contracts import SamplingSpec
+from benchmarks.measure import repeated
+from tasks.batch import samples_of
+from tasks.contracts import Role, SamplingSpec
 from tasks.learner_contracts import LearnerSample, LearnerSpec
+from tasks.prefixes import Row, micro_batches, rows_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,6 +35,12 @@ MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 MICRO_BATCH_TOKENS = 1024
 MAX_TOKENS = 96
 MEGABYTE = 1e6
+M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
+MMAP_THRESHOLD_BYTES = 65_536
+
+FIRST = LearnerSample(
+    tuple(range(9)), ((8, 9),), (-1.0,), (1.0,), "", Role.ACTOR.value, player_id=0, game_id="", policy_version=0
+)
 
 Logprobs = Callable[["PolicyModel", "MicroBatch"], "Tensor"]
 
@@ -40,9 +49,9 @@ Logprobs = Callable[["PolicyModel", "MicroBatch"], "Tensor"]
 class Variant:
     """One way to get the gradient of a batch.
 
-    `chats`: steps that continue each other, else steps with their history in one message. `learner`: merged, packed,
-    log-probabilities at trained positions only; else over the whole vocabulary. `memory`: for memory's sake, so with
-    gradient checkpointing, and in the learner's micro-batches whoever computes.
+    `chats`: steps that continue each other, else steps with their history in one message. `learner`: merged, packed
+    into rows, log-probabilities at trained positions only; else all over the whole vocabulary. `memory`: for memory's
+    sake, so with gradient checkpointing, and in the learner's micro-batches whoever computes.
     """
 
     chats: bool = False
@@ -62,18 +71,22 @@ VARIANTS: Mapping[str, Variant] = {
 
 def run_variant(variant: Variant, options: argparse.Namespace) -> dict[str, float]:
     """One gradient of the whole batch in this process: its seconds, and its peak of memory above the loaded model."""
+    import torch
+
     from tasks.policy_model import PolicyModel
 
+    torch.set_num_threads(options.threads)
+    if variant.memory:
+        _return_freed_memory()
     policy = PolicyModel(_spec(options.model, checkpointing=variant.memory))
     _randomise(policy)
     steps = _steps(variant, options)
     if variant.learner or variant.memory:
-        batches = micro_batches(samples_of(steps), MICRO_BATCH_TOKENS)
+        batches = micro_batches(rows_of(samples_of(steps), share=policy.shares_prefixes), MICRO_BATCH_TOKENS)
     else:
-        batches = [samples_of([step]) for step in steps]
+        batches = [rows_of(samples_of([step])) for step in steps]
     logprobs = learner_logprobs if variant.learner else full_logprobs
-    if not variant.memory:
-        _backward(policy, batches[-1:], logprobs, len(steps))  # libraries set themselves up in the first pass
+    _backward(policy, [rows_of([FIRST])], logprobs, 1)  # libraries set themselves up in the first pass
     for parameter in policy.parameters:
         parameter.grad = None
     _reset_peak()
@@ -84,15 +97,17 @@ def run_variant(variant: Variant, options: argparse.Namespace) -> dict[str, floa
     peak_mb = _status_mb("VmHWM") - loaded_mb
     if options.gradients is not None:
         _save_gradients(policy, options.gradients)
-    tokens = sum(len(sample.token_ids) for samples in batches for sample in samples)
+    tokens = sum(len(row.token_ids) for rows in batches for row in rows)
     sizes = {"steps": len(steps), "passes": len(batches), "tokens": tokens}
     return {"seconds": seconds, "cpu_s": cpu_s, "peak_mb": peak_mb, **sizes}
 
 
 def full_logprobs(policy: PolicyModel, batch: MicroBatch) -> Tensor:
     """`log_softmax` in float32 at every position, over the whole vocabulary; then the trained ones."""
-    logprobs_BTV = policy.adapted(input_ids=batch.ids_BT, use_cache=False).logits.float().log_softmax(dim=-1)
-    return logprobs_BTV[batch.rows_N, batch.positions_N, batch.targets_N]
+    logits_BTV = policy.adapted(
+        input_ids=batch.ids_BT, position_ids=batch.positions_BT, attention_mask=batch.mask_B1TT, use_cache=False
+    ).logits
+    return logits_BTV.float().log_softmax(dim=-1)[batch.rows_N, batch.places_N, batch.targets_N]
 
 
 def learner_logprobs(policy: PolicyModel, batch: MicroBatch) -> Tensor:
@@ -122,10 +137,11 @@ def compared(options: argparse.Namespace) -> dict[str, float]:
         **{f"{name}_s": of[name]["seconds"] for name, variant in VARIANTS.items() if not variant.memory},
         **{f"{name}_mb": of[name]["peak_mb"] for name, variant in VARIANTS.items() if variant.memory},
         "steps": of["learner"]["steps"],
-        "tokens": of["learner"]["tokens"],
+        "tokens": of["straight"]["tokens"],
+        "tokens_shared": of["learner"]["tokens"],
         "chat_steps": of["learner_chats"]["steps"],
         "chat_tokens": of["straight_chats"]["tokens"],
-        "chat_tokens_merged": of["learner_chats"]["tokens"],
+        "chat_tokens_shared": of["learner_chats"]["tokens"],
         "repeats": options.repeat,
     }
 
@@ -163,7 +179,7 @@ def _randomise(policy: PolicyModel) -> None:
             parameter.normal_(0, 0.02, generator=generator)
 
 
-def _backward(policy: PolicyModel, batches: Sequence[Sequence[LearnerSample]], logprobs: Logprobs, steps: int) -> None:
+def _backward(policy: PolicyModel, batches: Sequence[Sequence[Row]], logprobs: Logprobs, steps: int) -> None:
     """Add up the gradient of REINFORCE's loss."""
     import torch
 
@@ -171,8 +187,8 @@ def _backward(policy: PolicyModel, batches: Sequence[Sequence[LearnerSample]], l
     from tasks.algorithms.reinforce import Reinforce
     from tasks.collate import collate
 
-    for samples in batches:
-        batch = collate(samples, 0, policy.device)
+    for rows in batches:
+        batch = collate(rows, 0, policy.device)
         logprobs_N = logprobs(policy, batch)
         tokens = TrainedTokens(logprobs_N, batch.recorded_N, batch.advantages_N, logprobs_N.detach(), steps, 1)
         torch.autograd.backward(Reinforce(MAX_TOKENS).loss(tokens))
@@ -195,8 +211,13 @@ def _relative_error(path: Path, reference: Path) -> float:
 
 
 def _in_process(name: str, gradients: Path, options: argparse.Namespace) -> dict[str, float]:
-    sizes = [f"--model={options.model}", f"--steps={options.steps}", f"--chats={options.chats}"]
-    return repeated("benchmarks.learner", [f"--variant={name}", f"--gradients={gradients}", *sizes, "--json"], 1)
+    given = [f"--{own}={getattr(options, own)}" for own in ("model", "threads", "steps", "chats")]
+    return repeated("benchmarks.learner", [f"--variant={name}", f"--gradients={gradients}", *given], 1)
+
+
+def _return_freed_memory() -> None:
+    """Have glibc give every freed tensor back at once, so that what is resident is what is in use (mallopt(3))."""
+    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
 
 
 def _reset_peak() -> None:
@@ -217,6 +238,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--model", default=MODEL, help="the base model")
     parser.add_argument("--steps", type=int, default=8, help="steps of a batch")
     parser.add_argument("--chats", type=int, default=2, help="players of a batch of chats, about three steps each")
+    parser.add_argument("--threads", type=int, default=1, help="of torch; more wait for each other on a busy machine")
     parser.add_argument("--gradients", type=Path, help="where a variant saves its gradient")
     parser.add_argument("--repeat", type=int, default=1, help="rounds over all variants; medians are shown")
     parser.add_argument("--json", action="store_true", help="one JSON line")
@@ -226,9 +248,9 @@ def arguments() -> argparse.ArgumentParser:
 def main() -> None:
     """Run one variant, or compare all."""
     options = arguments().parse_args()
-    show(
-        compared(options) if options.variant is None else run_variant(VARIANTS[options.variant], options), options.json
-    )
+    result = compared(options) if options.variant is None else run_variant(VARIANTS[options.variant], options)
+    figures = {name: float(f"{value:.4g}") for name, value in result.items()}  # errors are far below one
+    print(json.dumps(figures) if options.json else "\n".join(f"{name:28} {value:g}" for name, value in figures.items()))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""From recorded steps to sequences, and from sequences to micro-batches. Standard library only: the driver uses it too.
+"""From recorded steps to sequences, and from sequences to their steps. Standard library only: the driver uses it, too.
 
 Nothing is tokenised here or later: a sequence is made of the ids that the engine recorded.
 """
@@ -97,21 +97,6 @@ def spans_of(sample: LearnerSample) -> Iterator[Span]:
 def trained_spans(sample: LearnerSample) -> Iterator[Span]:
     """The steps of a sequence that have tokens to train, and are not flagged."""
     return (span for span in spans_of(sample) if span.logprobs and not span.flagged)
-
-
-def micro_batches(samples: Sequence[LearnerSample], budget: int) -> list[list[LearnerSample]]:
-    """Cut into micro-batches whose padded size, sequences times the longest, is at most `budget` tokens.
-
-    Sequences are sorted by length, longest first, so that little is padded and the largest comes first: if memory does
-    not suffice it shows at once. A sequence above the budget is a micro-batch of its own.
-    """
-    cut: list[list[LearnerSample]] = []
-    for sample in sorted(samples, key=lambda sample: len(sample.token_ids), reverse=True):
-        if cut and (len(cut[-1]) + 1) * len(cut[-1][0].token_ids) <= budget:
-            cut[-1].append(sample)
-        else:
-            cut.append([sample])
-    return cut
 
 
 def _player(item: RecordedStep) -> tuple[str, int]:

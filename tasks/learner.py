@@ -15,13 +15,14 @@ import torch
 
 from tasks.adapter import adapter_files, load_adapter
 from tasks.algorithms import TrainedTokens, make_algorithm
-from tasks.batch import check_sample, micro_batches, trained_spans
+from tasks.batch import check_sample, trained_spans
 from tasks.checkpoints import load_checkpoint, save_checkpoint
 from tasks.collate import collate
 from tasks.errors import LearnerError
 from tasks.learner_checks import check_learner
 from tasks.learner_contracts import LearnerBatch, LearnerSpec, TrainReport
 from tasks.policy_model import PolicyModel
+from tasks.prefixes import micro_batches, rows_of
 from tasks.randomness import derive_seed
 from tasks.schedule import learning_rate
 from tasks.train_metrics import MeasuredTokens, batch_metrics, finite, token_metrics
@@ -103,8 +104,9 @@ class Learner:
         lengths = [len(span.logprobs) for sample in trained for span in trained_spans(sample)]
         loss = 0.0
         pieces = []
-        for samples in micro_batches(trained, self.spec.micro_batch_tokens):
-            micro = collate(samples, batch.policy_version, self._policy.device)
+        rows = rows_of(trained, share=self._policy.shares_prefixes)
+        for some in micro_batches(rows, self.spec.micro_batch_tokens):
+            micro = collate(some, batch.policy_version, self._policy.device)
             logprobs_N, entropy_N = self._policy.token_logprobs(micro)
             tokens = TrainedTokens(
                 logprobs_N, micro.recorded_N, micro.advantages_N, entropy_N, len(lengths), sum(lengths)

@@ -1,4 +1,4 @@
-"""Recorded steps become sequences without losing one, and sequences become micro-batches within the budget."""
+"""Recorded steps become sequences without losing one, and a sequence knows its steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.batch import check_sample, micro_batches, samples_of, spans_of, trained_spans
+from tasks.batch import check_sample, samples_of, spans_of, trained_spans
 from tasks.errors import LearnerError
 from tests.unit.learner_samples import recorded_step, sample
 
@@ -95,16 +95,3 @@ def test_empty_and_flagged_steps_are_not_trained() -> None:
     mixed = sample([1, 2, 3, 4], [(1, 1), (2, 3)], [1.0, 2.0])
     assert [span.start for span in trained_spans(mixed)] == [2]
     assert not list(trained_spans(sample([1, 2], [(1, 2)], [1.0], logprob=math.nan)))
-
-
-def test_micro_batches_go_from_long_to_short_within_the_budget() -> None:
-    samples = [sample(range(length), [], []) for length in (3, 9, 4, 20, 2, 5)]
-    cut = micro_batches(samples, budget=10)
-    assert [[len(one.token_ids) for one in piece] for piece in cut] == [[20], [9], [5, 4], [3, 2]]
-
-
-@given(st.lists(st.integers(1, 40), max_size=30), st.integers(1, 100))
-def test_each_sequence_is_in_one_micro_batch(lengths: list[int], budget: int) -> None:
-    cut = micro_batches([sample(range(length), [], []) for length in lengths], budget)
-    assert sorted(len(one.token_ids) for piece in cut for one in piece) == sorted(lengths)
-    assert all(len(piece) == 1 or len(piece) * max(len(one.token_ids) for one in piece) <= budget for piece in cut)

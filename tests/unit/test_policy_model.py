@@ -13,6 +13,7 @@ from tasks.contracts import SamplingSpec
 from tasks.errors import LearnerError
 from tasks.learner_contracts import LearnerSample
 from tasks.policy_model import PolicyModel
+from tasks.prefixes import rows_of
 from tests.tiny_model import make_model
 from tests.unit.learner_samples import sample, tiny_spec
 
@@ -37,11 +38,13 @@ def changed_policy(model: Path, *, checkpointing: bool = True) -> PolicyModel:
 
 
 def samples() -> list[LearnerSample]:
-    """Sequences of several lengths, one with two trained steps."""
+    """Sequences of several lengths, one with two trained steps, three of them alike to begin with."""
     generator = torch.Generator().manual_seed(2)
     ids = [torch.randint(200, (length,), generator=generator).tolist() for length in (30, 12, 21)]
     return [
         sample(ids[0], [(5, 9), (20, 30)], [1.0, -2.0]),
+        sample(ids[0][:16] + ids[1], [(5, 9), (18, 24)], [0.3, 1.5]),
+        sample(ids[0][:22] + ids[1], [(23, 34)], [-0.7]),
         sample(ids[1], [(1, 2)], [0.5]),
         sample(ids[2], [(8, 21)], [-1.0]),
     ]
@@ -55,17 +58,19 @@ def plain_logprobs(policy: PolicyModel, one: LearnerSample) -> torch.Tensor:
     return logprobs_TV[[place - 1 for place in positions], [one.token_ids[place] for place in positions]]
 
 
-@pytest.mark.parametrize("checkpointing", [True, False])
+@pytest.mark.parametrize(("checkpointing", "share"), [(True, True), (False, True), (False, False)])
 def test_log_probabilities_and_gradients_agree_with_the_plain_computation(
-    model: Path, monkeypatch: pytest.MonkeyPatch, checkpointing: bool
+    model: Path, monkeypatch: pytest.MonkeyPatch, checkpointing: bool, share: bool
 ) -> None:
     monkeypatch.setattr(losses, "CHUNK_LOGITS", 2000)  # several chunks even here
     policy = changed_policy(model, checkpointing=checkpointing)
-    micro = collate(samples(), 0, CPU)
+    rows = rows_of(samples(), share=share)
+    assert len(rows) == (3 if share else 5)
+    micro = collate(rows, 0, CPU)
     logprobs_N, _ = policy.token_logprobs(micro)
     got = torch.autograd.grad((micro.advantages_N * logprobs_N).sum(), policy.parameters)
 
-    plain_N = torch.cat([plain_logprobs(policy, one) for one in samples()])
+    plain_N = torch.cat([plain_logprobs(policy, one) for row in rows for one in row.samples])
     expected = torch.autograd.grad((micro.advantages_N * plain_N).sum(), policy.parameters)
     torch.testing.assert_close(logprobs_N, plain_N, rtol=1e-5, atol=1e-5)
     for grad, reference in zip(got, expected, strict=True):
@@ -80,8 +85,8 @@ def test_a_merged_sequence_gives_each_step_what_it_has_alone(model: Path) -> Non
         sample(merged.token_ids[:stop], [(start, stop)], [reward])
         for (start, stop), reward in zip(merged.spans, merged.rewards, strict=True)
     ]
-    together_N, _ = policy.token_logprobs(collate([merged], 0, CPU))
-    apart_N, _ = policy.token_logprobs(collate(alone, 0, CPU))
+    together_N, _ = policy.token_logprobs(collate(rows_of([merged]), 0, CPU))
+    apart_N, _ = policy.token_logprobs(collate(rows_of(alone, share=False), 0, CPU))
     torch.testing.assert_close(together_N, apart_N)
 
 
@@ -95,10 +100,11 @@ def test_the_base_model_is_frozen(model: Path) -> None:
 def test_micro_batches_carry_lags_and_leave_flagged_steps_out() -> None:
     kept = sample([7, 8, 9], [(1, 2), (2, 3)], [1.0, 2.0], version=3)
     flagged = sample([5, 6], [(1, 2)], [0.0], logprob=-torch.inf)
-    micro = collate([kept, flagged], policy_version=5, device=CPU)
-    assert micro.ids_BT.tolist() == [[7, 8, 9], [5, 6, 0]]
+    micro = collate(rows_of([flagged, kept]), policy_version=5, device=CPU)
+    assert micro.ids_BT.tolist() == [[5, 6, 0], [7, 8, 9]]
     assert micro.targets_N.tolist() == [8, 9]
-    assert micro.positions_N.tolist() == [0, 1]
+    assert micro.rows_N.tolist() == [1, 1]
+    assert micro.places_N.tolist() == [0, 1]
     assert micro.advantages_N.tolist() == [1.0, 2.0]
     assert micro.lags_N.tolist() == [2, 2]
 
@@ -119,3 +125,20 @@ def test_a_model_that_scales_its_logits_is_refused(tmp_path: Path) -> None:
     CohereForCausalLM(config).save_pretrained(tmp_path)
     with pytest.raises(LearnerError, match=r"are not those of its output layer: log-probabilities differ by"):
         PolicyModel(tiny_spec(tmp_path, tmp_path, target_modules=("q_proj",)))
+
+
+def test_sequences_of_a_model_with_windows_are_kept_apart(model: Path, tmp_path: Path) -> None:
+    from transformers import MistralConfig, MistralForCausalLM
+
+    config = MistralConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        sliding_window=16,
+    )
+    MistralForCausalLM(config).save_pretrained(tmp_path)
+    assert not PolicyModel(tiny_spec(tmp_path, tmp_path, target_modules=("q_proj",))).shares_prefixes
+    assert PolicyModel(tiny_spec(model, tmp_path)).shares_prefixes
