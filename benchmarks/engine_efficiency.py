@@ -14,11 +14,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.learner import LORA_RANK, MODULES, learner_spec, randomise
 from benchmarks.measure import Result, add_repetition, run_check
 from benchmarks.stub_games import KUHN, KeptGames, after_seconds, collect, local_cluster
 from pipeline.config import VLLMConfig
 from pipeline.config_vllm import LoraConfig
-from tasks.contracts import EngineSpec
+from pipeline.model_registry import ModelRegistry
+from tasks.base_model import read_base
+from tasks.contracts import AdapterRef, EngineSpec, LoraSpec
 from tasks.engine_settings import engine_arguments, set_environment
 from tasks.models import resolve_model
 
@@ -38,16 +41,19 @@ def efficiency(options: argparse.Namespace) -> Result:
             max_tokens=MAX_TOKENS,
             max_model_len=2048,
             max_parallel_seq=n,
-            lora_config=LoraConfig(lora_rank=8) if options.lora else None,
+            lora_config=LoraConfig(lora_rank=LORA_RANK, lora_alpha=LORA_RANK) if options.lora else None,
         )
+        registry = ModelRegistry(vllm.policy(), Path(folder) / "registry.json")
+        if options.lora:
+            publish_random(registry, vllm)
         window = KeptGames([after_seconds(options.warm_up), after_seconds(options.warm_up + options.seconds)])
         with local_cluster(n) as client:
-            reports = collect(client, vllm, n, window, env=PATIENT_KUHN).reports
+            reports = collect(client, vllm, n, window, env=PATIENT_KUHN, registry=registry).reports
         (began, first), (ended, last) = reports[0], reports[-1]
         playing = (last.generated_tokens - first.generated_tokens) / (ended - began)
         steps = [step for episode in window.episodes for step in episode.steps]
         prompts = [step.choice.prompt_ids for step in steps][: options.prompts]
-        offline = offline_tokens_per_s(vllm.engine_spec(0), prompts)
+        offline = offline_tokens_per_s(vllm.engine_spec(0), prompts, registry.current().adapter)
     return {
         "model": options.model,
         "lora": options.lora,
@@ -60,19 +66,34 @@ def efficiency(options: argparse.Namespace) -> Result:
     }
 
 
-def offline_tokens_per_s(spec: EngineSpec, prompts: Sequence[Sequence[int]]) -> float:
+def publish_random(registry: ModelRegistry, vllm: VLLMConfig) -> None:
+    """Make an adapter of random weights on all projections the policy's next version."""
+    from tasks.adapter import adapter_files
+    from tasks.policy_model import PolicyModel
+
+    policy = PolicyModel(learner_spec(vllm.model_name))
+    randomise(policy)
+    lora = LoraSpec(LORA_RANK, max_adapters=1, target_modules=MODULES)
+    base = read_base(vllm.model_name)
+    registry.publish(adapter_files(policy.adapted), base=base, lora=lora, step=0, algorithm="none")
+
+
+def offline_tokens_per_s(spec: EngineSpec, prompts: Sequence[Sequence[int]], adapter: AdapterRef | None) -> float:
     """Generated tokens per second of one `LLM.generate` over all prompts, on an engine as the workers have it."""
     set_environment(on_cpu=False)  # before vLLM is imported, as the engine does
     from vllm import LLM, SamplingParams
+    from vllm.lora.request import LoRARequest
     from vllm.platforms import current_platform
 
     on_cpu = current_platform.is_cpu()
     set_environment(on_cpu=on_cpu)
     llm: Any = LLM(**engine_arguments(spec, resolve_model(spec.model_name), on_cpu=on_cpu))
     params = SamplingParams(temperature=1.0, max_tokens=MAX_TOKENS, logprobs=0)
-    llm.generate([{"prompt_token_ids": list(prompts[0])}], params, use_tqdm=False)  # the first one warms up
+    lora = None if adapter is None else LoRARequest(adapter.uid, 1, adapter.path)
+    inputs = [{"prompt_token_ids": list(ids)} for ids in prompts]
+    llm.generate(inputs[:1], params, use_tqdm=False, lora_request=lora)  # the first one warms up
     began = time.perf_counter()
-    outputs = llm.generate([{"prompt_token_ids": list(ids)} for ids in prompts], params, use_tqdm=False)
+    outputs = llm.generate(inputs, params, use_tqdm=False, lora_request=lora)
     seconds = time.perf_counter() - began
     return sum(len(answer.token_ids) for output in outputs for answer in output.outputs) / seconds
 
@@ -109,7 +130,7 @@ def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", choices=CHECKS, default="efficiency")
     parser.add_argument("--model", default="tiny", help=f"`tiny`, or a model's name such as {SMALL_MODEL}")
-    parser.add_argument("--lora", type=int, choices=(0, 1), default=0, help="whether the engine serves adapters")
+    parser.add_argument("--lora", type=int, choices=(0, 1), default=0, help="whether an adapter plays")
     parser.add_argument("--in-flight", type=int, default=16, help="games at once, and the engine's batch size")
     parser.add_argument("--seconds", type=float, default=30.0, help="length of the window")
     parser.add_argument("--warm-up", type=float, default=10.0, help="seconds after the first game before it opens")

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 MODEL = "builtin:smollm2-135m-instruct"
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+LORA_RANK = 32
 MICRO_BATCH_TOKENS = 1024
 MAX_TOKENS = 96
 MEGABYTE = 1e6
@@ -78,8 +79,8 @@ def run_variant(variant: Variant, options: argparse.Namespace) -> dict[str, floa
     torch.set_num_threads(options.threads)
     if variant.memory:
         _return_freed_memory()
-    policy = PolicyModel(_spec(options.model, checkpointing=variant.memory))
-    _randomise(policy)
+    policy = PolicyModel(learner_spec(options.model, checkpointing=variant.memory))
+    randomise(policy)
     steps = _steps(variant, options)
     if variant.learner or variant.memory:
         batches = micro_batches(rows_of(samples_of(steps), share=policy.shares_prefixes), MICRO_BATCH_TOKENS)
@@ -146,12 +147,12 @@ def compared(options: argparse.Namespace) -> dict[str, float]:
     }
 
 
-def _spec(model: str, *, checkpointing: bool) -> LearnerSpec:
+def learner_spec(model: str, *, checkpointing: bool = False) -> LearnerSpec:
     return LearnerSpec(
         model_name=model,
         checkpoint_dir="",
-        lora_rank=32,
-        lora_alpha=32,
+        lora_rank=LORA_RANK,
+        lora_alpha=LORA_RANK,
         target_modules=MODULES,
         sampling=SamplingSpec(max_tokens=MAX_TOKENS),
         gradient_checkpointing=checkpointing,
@@ -169,7 +170,7 @@ def _steps(variant: Variant, options: argparse.Namespace) -> list[TrainingStep]:
     return chat_steps(chat, options.chats) if variant.chats else single_steps(chat, options.steps)
 
 
-def _randomise(policy: PolicyModel) -> None:
+def randomise(policy: PolicyModel) -> None:
     """The same random weights in both halves of the adapter, so that each has a gradient."""
     import torch
 

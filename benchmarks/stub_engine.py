@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -21,13 +22,14 @@ VOCABULARY = 49_152
 RULES_TOKENS = 200  # of the prompt's, the same in every prompt of a game
 
 _CANNED = tuple(np.random.default_rng(0).integers(VOCABULARY, size=20_000).tolist())
+_LOGPROBS = tuple((-np.random.default_rng(1).exponential(size=20_011)).tolist())  # out of step with the ids
 
 
 class CannedEngine:
     """The engine's interface (`tasks.engine_keeper.Engine`) without a model.
 
-    Every reply is made of fresh tuples, so that pickling finds nothing to share, and its completions of fresh numbers,
-    so that compression finds nothing either. Prompts have their first two thirds in common, as those of one game do.
+    Every reply is made of fresh tuples, so that pickling finds nothing to share, and its completion's numbers come from
+    somewhere else in a long list each time. Prompts have their first two thirds in common, as those of one game do.
     """
 
     def __init__(self, spec: EngineSpec) -> None:
@@ -35,7 +37,6 @@ class CannedEngine:
         self._latency_s = float(latencies.get(str(os.getpid()), spec.engine_args["latency_s"]))
         self._answered = 0
         self._running = 0
-        self._rng = np.random.default_rng(0)
 
     async def start(self) -> None:
         """Nothing to start."""
@@ -65,13 +66,12 @@ class CannedEngine:
         )
 
     def _prompt_ids(self) -> tuple[int, ...]:
-        start = self._answered % (len(_CANNED) - PROMPT_TOKENS)
-        return _CANNED[:RULES_TOKENS] + _CANNED[start : start + PROMPT_TOKENS - RULES_TOKENS]
+        return _CANNED[:RULES_TOKENS] + _excerpt(_CANNED, self._answered, PROMPT_TOKENS - RULES_TOKENS)
 
     def _complete(self, text: str) -> Completion:
-        ids = self._rng.integers(VOCABULARY, size=COMPLETION_TOKENS).tolist()
-        logprobs = (-self._rng.exponential(size=COMPLETION_TOKENS)).tolist()
-        return Completion(text, tuple(ids), tuple(logprobs), "stop")
+        place = self._answered * COMPLETION_TOKENS
+        ids, logprobs = (_excerpt(numbers, place, COMPLETION_TOKENS) for numbers in (_CANNED, _LOGPROBS))
+        return Completion(text, ids, logprobs, "stop")
 
     def load(self) -> EngineLoad:
         """Requests under way, and tokens since the start."""
@@ -83,6 +83,12 @@ class CannedEngine:
             kv_use=None,
             prefix_hit_rate=None,
         )
+
+
+def _excerpt(numbers: tuple[Any, ...], place: int, length: int) -> tuple[Any, ...]:
+    """So many of them, from a place that may be past the end."""
+    start = place % (len(numbers) - length)
+    return numbers[start : start + length]
 
 
 def _move(messages: Sequence[Mapping[str, str]], seed: int) -> str:

@@ -171,8 +171,12 @@ def collect(
     *,
     env: TrainEnvSpec = KUHN,
     shards: bool = True,
+    registry: ModelRegistry | None = None,
 ) -> Collection:
-    """Play with MLflow on, and shards unless told otherwise, in a folder that goes away, until the window is closed."""
+    """Play with MLflow on, and shards unless told otherwise, in a folder that goes away, until the window is closed.
+
+    The policy is the one of the registry, by default version 0.
+    """
     with ExitStack() as stack:
         run_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="benchmark-")))
         tracker = stack.enter_context(_tracker(run_dir, window))
@@ -180,7 +184,7 @@ def collect(
             vllm,
             tracker,
             _WindowBuffer(window),
-            MirrorSampler(ModelRegistry(vllm.policy())),
+            MirrorSampler(registry or ModelRegistry(vllm.policy())),
             UniformEnvSampler([env]),
             client=client,
             store=stack.enter_context(EpisodeStore(run_dir)) if shards else None,

@@ -27,6 +27,8 @@ SCHEDULER_SETTINGS = {
     "distributed.scheduler.allowed-failures": 0,
     # Games are placed on engines by the driver.
     "distributed.scheduler.work-stealing": False,
+    # The last messages between scheduler and workers, kept for debugging, hold the games in them.
+    "distributed.admin.low-level-log-length": 100,
 }
 
 

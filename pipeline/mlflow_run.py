@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from pipeline.metric_names import clean_name
 from pipeline.run_params import CONFIG_ARTIFACT, config_text, flat_params
+from tasks.lean_imports import without
 
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 """How a run ends, in MLflow's words: as asked, by an error, by the user."""
@@ -64,8 +65,10 @@ class MLflowRun:
         """Create store, experiment and run, as far as they are not there yet."""
         if self.run_id is not None:
             return
-        # Imported here, in the tracker's thread: the import alone takes a second or more.
-        from mlflow import MlflowClient
+        # Imported here, in the tracker's thread: the import alone takes a second or more. Where Polars is installed it
+        # would come along and take 30 MB.
+        with without("mlflow.data.polars_dataset"):
+            from mlflow import MlflowClient
 
         if self._artifacts is not None:
             self._artifacts.mkdir(parents=True, exist_ok=True)

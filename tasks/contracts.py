@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from tasks.token_ids import shared
+from tasks.token_ids import packed, unpacked
 
 
 class Mode(StrEnum):
@@ -208,10 +208,18 @@ class Choice:
         """Whether every completion token has a finite log-probability; a step without is never trained on."""
         return len(self.logprobs) == len(self.completion_ids) and all(map(math.isfinite, self.logprobs))
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled: the ids packed."""
+        return {
+            **self.__dict__,
+            "prompt_ids": packed(self.prompt_ids),
+            "completion_ids": packed(self.completion_ids),
+        }
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take what was pickled; the ids' integers become shared ones."""
         self.__dict__.update(
-            state, prompt_ids=shared(state["prompt_ids"]), completion_ids=shared(state["completion_ids"])
+            state, prompt_ids=unpacked(state["prompt_ids"]), completion_ids=unpacked(state["completion_ids"])
         )
 
 

@@ -1,14 +1,29 @@
-"""Token ids that share their integers: a learner's buffer holds millions of the same few thousand.
+"""Token ids on their way between processes: packed while they travel, made of shared integers where they arrive.
 
-A fresh Python integer weighs 32 bytes, so that a tuple of 300 fresh ones weighs 12 kB; with shared ones it is 2.4 kB.
+A learner's buffer holds millions of the same few thousand. A fresh Python integer weighs 32 bytes, so that a tuple of
+300 fresh ones weighs 12 kB; with shared ones it is 2.4 kB.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from operator import itemgetter
 
 LARGEST_TABLE = 2**18  # more than vocabularies have
+
+Packed = bytes | tuple[int, ...]
+"""32 bits for each id, in the machine's byte order; or the ids as they are, where one of them is no token's."""
+
+
+def packed(ids: tuple[int, ...]) -> Packed:
+    """Ids in a form that is quick to pickle and to take apart again."""
+    if len(ids) < 2:
+        return ids
+    try:
+        return array("I", ids).tobytes()
+    except OverflowError:
+        return ids
 
 
 class _Table:
@@ -17,19 +32,21 @@ class _Table:
     def __init__(self) -> None:
         self._integers: tuple[int, ...] = ()
 
-    def shared(self, ids: tuple[int, ...]) -> tuple[int, ...]:
-        if len(ids) < 2 or min(ids) < 0:
+    def unpacked(self, ids: Packed) -> tuple[int, ...]:
+        if isinstance(ids, tuple):
             return ids
+        numbers = memoryview(ids).cast("I")
         # In one call: a loop in Python would take longer than the ids did to arrive.
-        pick: Callable[[tuple[int, ...]], tuple[int, ...]] = itemgetter(*ids)
+        pick: Callable[[tuple[int, ...]], tuple[int, ...]] = itemgetter(*numbers)
         try:
             return pick(self._integers)
         except IndexError:
-            if max(ids) >= LARGEST_TABLE:
-                return ids
-            integers = self._integers = tuple(range(max(ids) + 1))
+            largest = max(numbers)
+            if largest >= LARGEST_TABLE:
+                return tuple(numbers)
+            integers = self._integers = tuple(range(largest + 1))
             return pick(integers)
 
 
-shared = _Table().shared
-"""Equal ids, made of integers that all others share; as they are where an id is no token's."""
+unpacked = _Table().unpacked
+"""The ids that were packed, made of integers that all others share."""

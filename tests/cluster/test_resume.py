@@ -182,12 +182,22 @@ def test_another_run_is_refused_with_what_differs(model: Path, tmp_path: Path) -
     run_dir = tmp_path / "run"
     kill_after(run_dir, stub_config(model, learning_steps=3), steps=1, pause_s=0.0)
     other = make_model(tmp_path / "other", seed=1)
-    for changes, message in (
-        ({"lora_config": {"lora_rank": 4, "lora_alpha": 16.0}}, "vllm.lora_config.lora_rank was 8 and is now 4"),
-        ({"model_name": str(other)}, f"vllm.model_name was {str(model)!r} and is now {str(other)!r}"),
+    other_algorithm = "tests.learning_runs:Diverging"
+    for section, changes, message in (
+        (
+            "vllm",
+            {"lora_config": {"lora_rank": 4, "lora_alpha": 16.0}},
+            "vllm.lora_config.lora_rank was 8 and is now 4",
+        ),
+        ("vllm", {"model_name": str(other)}, f"vllm.model_name was {str(model)!r} and is now {str(other)!r}"),
+        (
+            "learner",
+            {"algorithm": other_algorithm, "algorithm_args": {}},
+            f"learner.algorithm was 'reinforce' and is now '{other_algorithm}'",
+        ),
     ):
         config = stub_config(model, learning_steps=3)
-        config["vllm"] |= changes
+        config[section] |= changes
         process = start_training(config, run_dir, "--resume")
         assert process.wait(timeout=120) == 2
         log = run_dir.with_suffix(".log").read_text()

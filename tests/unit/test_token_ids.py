@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 
 from tasks.contracts import Choice
-from tasks.token_ids import LARGEST_TABLE, shared
+from tasks.token_ids import LARGEST_TABLE, packed, unpacked
 
 
 @pytest.mark.parametrize(
     "ids",
-    [(), (7,), (1, 2), (70_000, 70_000), (-1, 5), (LARGEST_TABLE - 1, 0), (LARGEST_TABLE, 0), (3, 2**70)],
+    [(), (7,), (1, 2), (70_000, 70_000), (-1, 5), (LARGEST_TABLE - 1, 0), (LARGEST_TABLE, 0), (3, 2**31), (3, 2**70)],
 )
 def test_ids_stay_equal(ids: tuple[int, ...]) -> None:
-    assert shared(ids) == ids
+    assert unpacked(packed(ids)) == ids
     choice = Choice("[check]", "[check]", format_ok=True, prompt_ids=ids, completion_ids=ids, logprobs=(-0.5,))
     assert pickle.loads(pickle.dumps(choice)) == choice
 
