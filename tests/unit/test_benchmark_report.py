@@ -1,0 +1,35 @@
+"""The report says of each row whether what is asked of it holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks import report
+
+FIGURES = {"turns_per_s": 2500.0, "ideal_share": 0.95, "no_dask_share": 0.8, "no_dask_cpu_ms_per_turn": 0.25}
+
+
+@pytest.mark.parametrize(
+    ("changed", "holds"),
+    [
+        ({}, ["yes", "yes", "yes", "yes"]),
+        ({"cpu_ms_per_turn": 0.61}, ["yes", "yes", "no", "yes"]),
+        ({"rss_mb": 650.0}, ["no", "no", "yes", "yes"]),
+        ({"no_dask_share": 0.4}, ["yes", "yes", "no", "yes"]),
+        ({"ideal_share": 0.9}, ["no", "yes", "yes", "yes"]),
+    ],
+)
+def test_a_row_holds_what_is_asked_or_says_no(
+    monkeypatch: pytest.MonkeyPatch, changed: dict[str, float], holds: list[str]
+) -> None:
+    run: dict[str, Any] = {**FIGURES, "cpu_ms_per_turn": 0.5, "rss_mb": 580.0, **changed}
+    monkeypatch.setattr(report, "repeated", lambda module, arguments, times: run)
+    assert [row[-1] for row in report.steady(repeat=3, seconds=1.0)] == holds
+
+
+def test_tables_are_markdown(capsys: pytest.CaptureFixture[str]) -> None:
+    report.table(("in flight", "turns/s"), iter([(16, 0.12345), (64, 12.345), (256, 2500.4)]))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["", "| in flight | turns/s |", "|---|---|", "| 16 | 0.123 |", "| 64 | 12.35 |", "| 256 | 2,500 |"]
