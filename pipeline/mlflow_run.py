@@ -72,8 +72,11 @@ class MLflowRun:
 
         if self._artifacts is not None:
             self._artifacts.mkdir(parents=True, exist_ok=True)
+        file = _sqlite_file(self.uri)
         # A store in the run's own folder is nobody else's.
-        with nullcontext() if self._artifacts is not None else _one_at_a_time(self.uri):
+        with nullcontext() if self._artifacts is not None else _one_at_a_time(file):
+            if file is not None and not file.exists():
+                _create_store(file)
             self._client = MlflowClient(self.uri)
         experiment = self._experiment_id()
         earlier = self._earlier_run(experiment)
@@ -173,25 +176,44 @@ class MLflowRun:
         self._client.log_text(self.run_id, text, artifact)
 
 
+def _sqlite_file(uri: str) -> Path | None:
+    """The file of a store in SQLite; None for other stores."""
+    path = uri.removeprefix(_SQLITE).partition("?")[0] if uri.startswith(_SQLITE) else ""
+    return Path(path) if path else None
+
+
 @contextmanager
-def _one_at_a_time(uri: str) -> Iterator[None]:
+def _one_at_a_time(file: Path | None) -> Iterator[None]:
     """Keep other processes of this project out while a store in an SQLite file is opened, which creates it if need be.
 
     MLflow creates and migrates its tables without a lock, and two that do so at once leave a store that never opens
     again. The lock is on a file beside the database, for SQLite has locks of its own on that one. Servers, and
     databases behind one, are theirs to guard.
     """
-    path = uri.removeprefix(_SQLITE).partition("?")[0] if uri.startswith(_SQLITE) else ""
-    if not path:
+    if file is None:
         yield
         return
     # What takes seconds to import should not keep the others waiting.
     importlib.import_module("mlflow.store.tracking.sqlalchemy_store")
-    lock = Path(f"{path}.lock")
+    lock = file.with_name(f"{file.name}.lock")
     lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
+    with lock.open("ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # until the file is closed
         yield
+
+
+def _create_store(file: Path) -> None:
+    """Create a store under another name first: a process that is killed meanwhile leaves none, not half of one."""
+    from mlflow.store.tracking import DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(f".{file.name}.tmp")
+    for left in (temporary, temporary.with_name(f"{temporary.name}-journal")):
+        left.unlink(missing_ok=True)
+    store = SqlAlchemyStore(f"{_SQLITE}{temporary}", DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH)
+    store.engine.dispose()
+    os.replace(temporary, file)
 
 
 @contextmanager
