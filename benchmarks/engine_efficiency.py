@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from benchmarks.learner import LORA_RANK, MODULES, learner_spec, randomise
@@ -40,7 +41,7 @@ def efficiency(options: argparse.Namespace) -> Result:
             model_name=str(model),
             max_tokens=MAX_TOKENS,
             max_model_len=2048,
-            max_parallel_seq=n,
+            max_parallel_seq=options.batch,
             lora_config=LoraConfig(lora_rank=LORA_RANK, lora_alpha=LORA_RANK) if options.lora else None,
         )
         registry = ModelRegistry(vllm.policy(), Path(folder) / "registry.json")
@@ -58,10 +59,12 @@ def efficiency(options: argparse.Namespace) -> Result:
         "model": options.model,
         "lora": options.lora,
         "in_flight": n,
+        "batch": options.batch,
         "prompts": len(prompts),
         "playing_tokens_per_s": playing,
         "offline_tokens_per_s": offline,
         "efficiency": playing / offline,
+        "running_requests": fmean(figures.running_requests for _, figures in reports),
         "prefix_hit_share": last.prefix_hit_rate or 0.0,
     }
 
@@ -131,7 +134,8 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--check", choices=CHECKS, default="efficiency")
     parser.add_argument("--model", default="tiny", help=f"`tiny`, or a model's name such as {SMALL_MODEL}")
     parser.add_argument("--lora", type=int, choices=(0, 1), default=0, help="whether an adapter plays")
-    parser.add_argument("--in-flight", type=int, default=16, help="games at once, and the engine's batch size")
+    parser.add_argument("--in-flight", type=int, default=20, help="games at once")
+    parser.add_argument("--batch", type=int, default=16, help="the most requests in a batch, playing and offline")
     parser.add_argument("--seconds", type=float, default=30.0, help="length of the window")
     parser.add_argument("--warm-up", type=float, default=10.0, help="seconds after the first game before it opens")
     parser.add_argument("--prompts", type=int, default=1000, help="most recorded prompts for the offline run")
