@@ -17,6 +17,8 @@ from tasks.contracts import Mode
 
 TERMINAL_EVERY_S = 0.5
 LOG_EVERY_S = 1.5
+LATER_LOG_EVERY_S = 30.0  # nobody watches a log for hours, and everybody has to read it
+LATER_S = 600.0
 
 
 class Progress:
@@ -69,8 +71,13 @@ class Progress:
         return f"[{time.monotonic() - self._started:4.0f} s] {text}"
 
     def _run(self) -> None:
-        while not self._stopped.wait(TERMINAL_EVERY_S if self._terminal else LOG_EVERY_S):
+        while not self._stopped.wait(self._pause_s()):
             self._print()
+
+    def _pause_s(self) -> float:
+        if self._terminal:
+            return TERMINAL_EVERY_S
+        return LOG_EVERY_S if time.monotonic() - self._started < LATER_S else LATER_LOG_EVERY_S
 
     def _print(self, *, last: bool = False) -> None:
         if self._terminal:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from pipeline import progress as progress_module
 from pipeline.ledger import Ledger, Snapshot
 from pipeline.progress import Progress, describe
 from pipeline.report import print_report
@@ -168,6 +170,19 @@ def test_progress_shows_the_stage_then_the_games_then_the_stage_again() -> None:
     assert lines[-1].endswith("stopping")
     progress.close()
     assert out.getvalue().splitlines() == lines
+
+
+@pytest.mark.parametrize(("later_s", "least", "most"), [(600.0, 10, 200), (0.0, 1, 9)])
+def test_a_log_gets_fewer_lines_once_a_run_has_lasted(
+    monkeypatch: pytest.MonkeyPatch, later_s: float, least: int, most: int
+) -> None:
+    monkeypatch.setattr(progress_module, "LOG_EVERY_S", 0.005)
+    monkeypatch.setattr(progress_module, "LATER_LOG_EVERY_S", 0.2)
+    monkeypatch.setattr(progress_module, "LATER_S", later_s)
+    out = io.StringIO()
+    with Progress(out):
+        time.sleep(0.5)
+    assert least <= len(out.getvalue().splitlines()) <= most
 
 
 def test_tokens_and_length_stops_are_those_of_engines() -> None:
