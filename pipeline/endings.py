@@ -18,6 +18,7 @@ from pipeline.tracking import BaseTracker
 from tasks.contracts import Episode, Mode, Role, Status
 from tasks.errors import SelfplayError, TooManyFailuresError, boundary
 
+UNUSABLE_WARNING = 100
 logger = logging.getLogger(__name__)
 
 
@@ -55,6 +56,7 @@ class Endings:
         self._admission = admission
         self._max_consecutive_failures = max_consecutive_failures
         self._failures_in_a_row = 0
+        self._unusable_in_a_row = 0
 
     def finish(self, episode: Episode) -> None:
         """Record a game and let everybody learn from it.
@@ -65,6 +67,8 @@ class Endings:
         self.record(episode)
         self.learn(episode)
         self._watch_failures(episode)
+        if episode.spec.mode is Mode.TRAIN:
+            self._watch_use(episode)
 
     def recall(self, episode: Episode, learned: bool) -> str:
         """Count a game that had its row before this run went on, and return its id.
@@ -133,4 +137,16 @@ class Endings:
                 f"(max_consecutive_failures). The last one, {spec.game_id} of {spec.env_id}, said: "
                 f"{episode.reason.rstrip('.')}. Look at `reason` in the episodes' shards; `selfplay show RUN` lists "
                 "them"
+            )
+
+    def _watch_use(self, episode: Episode) -> None:
+        """Say so where training games end, one after the other, in ways that the buffer has no use for."""
+        self._unusable_in_a_row = 0 if episode.status in self.gate.accepted else self._unusable_in_a_row + 1
+        if self._unusable_in_a_row == UNUSABLE_WARNING:
+            logger.warning(
+                "%d training games in a row brought the buffer nothing; the last one, %s of %s, ended as '%s': %s. "
+                "Give games more turns (max_turns), prompts more room (vllm.max_model_len), or keep games that the turn "
+                "cap cut off (buffer.truncated: keep)",
+                *(self._unusable_in_a_row, episode.spec.game_id, episode.spec.env_id, episode.status.value),
+                episode.reason.rstrip("."),
             )

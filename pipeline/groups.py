@@ -56,7 +56,7 @@ class GroupGate:
         if incomplete not in get_args(IncompleteGroups):
             raise ConfigError(f"incomplete_groups is {incomplete!r}: expected 'deliver' or 'drop'")
         self._buffer = buffer
-        self._accepted: frozenset[Status] = getattr(buffer, "accepted", SHOWN)
+        self.accepted: frozenset[Status] = getattr(buffer, "accepted", SHOWN)
         self._drops = incomplete == "drop"
         self._open: dict[str, list[Episode]] = {}
         self._counts = GroupCounts(size)
@@ -114,4 +114,4 @@ class GroupGate:
         reward = trajectory.final_reward
         paid = (reward is not None and math.isfinite(reward)) or trajectory.status is Status.TRUNCATED
         flagged = bool(trajectory.steps) and not any(step.choice.logprobs_ok for step in trajectory.steps)
-        return trajectory.status in self._accepted and paid and not flagged
+        return trajectory.status in self.accepted and paid and not flagged
