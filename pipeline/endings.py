@@ -145,8 +145,8 @@ class Endings:
         if self._unusable_in_a_row == UNUSABLE_WARNING:
             logger.warning(
                 "%d training games in a row brought the buffer nothing; the last one, %s of %s, ended as '%s': %s. "
-                "Give games more turns (max_turns), prompts more room (vllm.max_model_len), or keep games that the turn "
-                "cap cut off (buffer.truncated: keep)",
+                "Give games more turns (max_turns), prompts more room (vllm.max_model_len), or keep games that the "
+                "turn cap cut off (buffer.truncated: keep)",
                 *(self._unusable_in_a_row, episode.spec.game_id, episode.spec.env_id, episode.status.value),
                 episode.reason.rstrip("."),
             )
