@@ -7,6 +7,7 @@ as large as the model's own. Where the engine puts it to work the next token is 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import struct
 from collections.abc import Mapping, Sequence
@@ -120,10 +121,8 @@ def _safetensors(tensors: Mapping[str, np.ndarray[Any, np.dtype[np.float32]]]) -
 
 
 async def _ask(engine: Engine, adapter: AdapterRef | None) -> list[EngineReply]:
-    return [
-        await engine.generate([{"role": "user", "content": prompt}], _GREEDY, n=1, seed=0, adapter=adapter)
-        for prompt in _PROMPTS
-    ]
+    chats = [[{"role": "user", "content": prompt}] for prompt in _PROMPTS]
+    return await asyncio.gather(*(engine.generate(chat, _GREEDY, n=1, seed=0, adapter=adapter) for chat in chats))
 
 
 def _difference(before: EngineReply, after: EngineReply) -> float:
