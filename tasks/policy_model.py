@@ -40,7 +40,8 @@ class PolicyModel:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._temperature = spec.sampling.temperature
         logging.disable_progress_bar()
-        base = AutoModelForCausalLM.from_pretrained(resolve_model(spec.model_name), dtype=_dtype(spec, self.device))
+        dtype = learner_dtype(spec.dtype, self.device)
+        base = AutoModelForCausalLM.from_pretrained(resolve_model(spec.model_name), dtype=dtype)
         self.adapted = add_adapter(base.to(self.device), spec)
         self.parameters = [parameter for parameter in self.adapted.parameters() if parameter.requires_grad]
         causal = self.adapted.get_base_model()
@@ -88,8 +89,9 @@ def _attends_to_all(config: Any) -> bool:
     return kinds == {_FULL} and not getattr(config, "sliding_window", None)
 
 
-def _dtype(spec: LearnerSpec, device: torch.device) -> torch.dtype:
-    if spec.dtype == "auto":
+def learner_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The base model's dtype; `auto` is bfloat16 on a GPU and float32 on a CPU."""
+    if name == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
-    dtype: torch.dtype = getattr(torch, spec.dtype)
+    dtype: torch.dtype = getattr(torch, name)
     return dtype

@@ -12,7 +12,7 @@ from tasks.collate import collate
 from tasks.contracts import SamplingSpec
 from tasks.errors import LearnerError
 from tasks.learner_contracts import LearnerSample
-from tasks.policy_model import PolicyModel
+from tasks.policy_model import PolicyModel, learner_dtype
 from tasks.prefixes import rows_of
 from tests.tiny_model import make_model
 from tests.unit.learner_samples import sample, tiny_spec
@@ -88,6 +88,19 @@ def test_a_merged_sequence_gives_each_step_what_it_has_alone(model: Path) -> Non
     together_N, _ = policy.token_logprobs(collate(rows_of([merged]), 0, CPU))
     apart_N, _ = policy.token_logprobs(collate(rows_of(alone, share=False), 0, CPU))
     torch.testing.assert_close(together_N, apart_N)
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "dtype"),
+    [
+        ("auto", "cuda", torch.bfloat16),
+        ("auto", "cpu", torch.float32),
+        ("float32", "cuda", torch.float32),
+        ("bfloat16", "cpu", torch.bfloat16),
+    ],
+)
+def test_auto_is_half_precision_on_a_gpu_alone(name: str, device: str, dtype: torch.dtype) -> None:
+    assert learner_dtype(name, torch.device(device)) is dtype
 
 
 def test_the_base_model_is_frozen(model: Path) -> None:
