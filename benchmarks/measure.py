@@ -24,7 +24,8 @@ class Mark:
     """Totals at one moment: when (monotonic seconds), what was played, CPU seconds and memory of all processes.
 
     `driver_cpu_s` is of this process alone. `pss_mb` is the proportional set size: shared pages are split between the
-    processes that share them, so that the sum counts each once.
+    processes that share them, so that the sum counts each once. `yardstick_s` is what the same small piece of work
+    takes this thread at that moment, in CPU seconds: it tells a slower machine from slower software.
     """
 
     at: float
@@ -33,6 +34,7 @@ class Mark:
     driver_cpu_s: float
     cpu_s: float
     pss_mb: float
+    yardstick_s: float
 
 
 def take_mark(games: int, turns: int) -> Mark:
@@ -42,7 +44,19 @@ def take_mark(games: int, turns: int) -> Mark:
     at = time.monotonic()
     cpu = [_cpu_s(process) for process in processes]
     pss = sum(process.memory_full_info().pss for process in processes)
-    return Mark(at, games, turns, driver_cpu_s=cpu[0], cpu_s=sum(cpu), pss_mb=pss / MEGABYTE)
+    return Mark(
+        at, games, turns, driver_cpu_s=cpu[0], cpu_s=sum(cpu), pss_mb=pss / MEGABYTE, yardstick_s=_yardstick_s()
+    )
+
+
+def _yardstick_s() -> float:
+    """The median of seven tries of some milliseconds each."""
+    tries = []
+    for _ in range(7):
+        began = time.thread_time()
+        sum(number * number for number in range(50_000))
+        tries.append(time.thread_time() - began)
+    return median(tries)
 
 
 def _cpu_s(process: psutil.Process) -> float:

@@ -53,7 +53,11 @@ def steady(options: argparse.Namespace) -> Result:
 
 
 def flat(options: argparse.Namespace) -> Result:
-    """The last twentieth of many games beside the first one after warm-up: time, CPU and memory, as ratios."""
+    """The last twentieth of many games beside the first one after warm-up: time, CPU and memory, as ratios.
+
+    Processors slow down under load: `machine_ratio` says how much longer the same small computation took at the end,
+    and `cpu_ratio` is what is left without that.
+    """
     n, games = options.in_flight, options.games
     piece = games // 20
     bounds = (piece, 2 * piece, games - piece, games)
@@ -61,12 +65,18 @@ def flat(options: argparse.Namespace) -> Result:
     with local_cluster(n) as client:
         collect(client, vllm_config(n, options.latency_ms / 1000), n, window)
     first, last = between(*window.marks[:2]), between(*window.marks[2:])
+    begin, end = (
+        statistics.fmean(mark.yardstick_s for mark in marks) for marks in (window.marks[:2], window.marks[2:])
+    )
+    raw_ratio = last["cpu_ms_per_turn"] / first["cpu_ms_per_turn"]
     return {
         "in_flight": n,
         "games": games,
         "turns_per_s_first": first["turns_per_s"],
         "turns_per_s_last": last["turns_per_s"],
-        "cpu_ratio": last["cpu_ms_per_turn"] / first["cpu_ms_per_turn"],
+        "machine_ratio": end / begin,
+        "cpu_ratio_raw": raw_ratio,
+        "cpu_ratio": raw_ratio / (end / begin),
         "time_ratio": first["turns_per_s"] / last["turns_per_s"],
         "rss_mb_first": first["rss_mb"],
         "rss_mb_last": last["rss_mb"],

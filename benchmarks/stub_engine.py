@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -20,16 +19,16 @@ PROMPT_TOKENS = 300
 COMPLETION_TOKENS = 24
 VOCABULARY = 49_152
 RULES_TOKENS = 200  # of the prompt's, the same in every prompt of a game
+BLOCK = 1024  # completions whose numbers are drawn at once: one by one would take more time than a game does
 
 _CANNED = tuple(np.random.default_rng(0).integers(VOCABULARY, size=20_000).tolist())
-_LOGPROBS = tuple((-np.random.default_rng(1).exponential(size=20_011)).tolist())  # out of step with the ids
 
 
 class CannedEngine:
     """The engine's interface (`tasks.engine_keeper.Engine`) without a model.
 
-    Every reply is made of fresh tuples, so that pickling finds nothing to share, and its completion's numbers come from
-    somewhere else in a long list each time. Prompts have their first two thirds in common, as those of one game do.
+    Every reply is made of fresh tuples, so that pickling finds nothing to share, and its completions of fresh numbers,
+    so that compression finds nothing either. Prompts have their first two thirds in common, as those of one game do.
     """
 
     def __init__(self, spec: EngineSpec) -> None:
@@ -37,6 +36,7 @@ class CannedEngine:
         self._latency_s = float(latencies.get(str(os.getpid()), spec.engine_args["latency_s"]))
         self._answered = 0
         self._running = 0
+        self._completions = self._drawn()
 
     async def start(self) -> None:
         """Nothing to start."""
@@ -66,12 +66,19 @@ class CannedEngine:
         )
 
     def _prompt_ids(self) -> tuple[int, ...]:
-        return _CANNED[:RULES_TOKENS] + _excerpt(_CANNED, self._answered, PROMPT_TOKENS - RULES_TOKENS)
+        start = self._answered % (len(_CANNED) - PROMPT_TOKENS)
+        return _CANNED[:RULES_TOKENS] + _CANNED[start : start + PROMPT_TOKENS - RULES_TOKENS]
 
     def _complete(self, text: str) -> Completion:
-        place = self._answered * COMPLETION_TOKENS
-        ids, logprobs = (_excerpt(numbers, place, COMPLETION_TOKENS) for numbers in (_CANNED, _LOGPROBS))
-        return Completion(text, ids, logprobs, "stop")
+        ids, logprobs = next(self._completions)
+        return Completion(text, tuple(ids), tuple(logprobs), "stop")
+
+    def _drawn(self) -> Iterator[tuple[list[int], list[float]]]:
+        """Ids and log-probabilities of one completion after the other, without end."""
+        rng = np.random.default_rng(0)
+        while True:
+            ids = rng.integers(VOCABULARY, size=(BLOCK, COMPLETION_TOKENS)).tolist()
+            yield from zip(ids, (-rng.exponential(size=(BLOCK, COMPLETION_TOKENS))).tolist(), strict=True)
 
     def load(self) -> EngineLoad:
         """Requests under way, and tokens since the start."""
@@ -83,12 +90,6 @@ class CannedEngine:
             kv_use=None,
             prefix_hit_rate=None,
         )
-
-
-def _excerpt(numbers: tuple[Any, ...], place: int, length: int) -> tuple[Any, ...]:
-    """So many of them, from a place that may be past the end."""
-    start = place % (len(numbers) - length)
-    return numbers[start : start + length]
 
 
 def _move(messages: Sequence[Mapping[str, str]], seed: int) -> str:
