@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import json
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from benchmarks.measure import repeated
+from benchmarks.measure import repeated, show
 from tasks.batch import samples_of
 from tasks.contracts import Role, SamplingSpec
 from tasks.learner_contracts import LearnerSample, LearnerSpec
@@ -148,6 +147,7 @@ def compared(options: argparse.Namespace) -> dict[str, float]:
 
 
 def learner_spec(model: str, *, checkpointing: bool = False) -> LearnerSpec:
+    """An adapter on all projections of a model, in full precision."""
     return LearnerSpec(
         model_name=model,
         checkpoint_dir="",
@@ -250,8 +250,7 @@ def main() -> None:
     """Run one variant, or compare all."""
     options = arguments().parse_args()
     result = compared(options) if options.variant is None else run_variant(VARIANTS[options.variant], options)
-    figures = {name: float(f"{value:.4g}") for name, value in result.items()}  # errors are far below one
-    print(json.dumps(figures) if options.json else "\n".join(f"{name:28} {value:g}" for name, value in figures.items()))
+    show(result, options.json)
 
 
 if __name__ == "__main__":

@@ -116,7 +116,7 @@ def _median(values: Sequence[Any]) -> Any:
 
 def show(result: Result, as_json: bool) -> None:
     """One JSON line, or a line per figure."""
-    rounded = {name: round(value, 4) if isinstance(value, float) else value for name, value in result.items()}
+    rounded = {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in result.items()}
     if as_json:
         print(json.dumps(rounded))
     else:

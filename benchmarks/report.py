@@ -1,7 +1,7 @@
 """Runs the benchmarks one after the other and prints the tables of `README.md`.
 
-`python -m benchmarks.report` takes half an hour on a machine that does nothing else; `--models` runs those of a real
-engine and a real learner instead, which takes as long. Every table appears as soon as its runs are done.
+`python -m benchmarks.report` takes forty minutes on a machine that does nothing else; `--models` runs those of a real
+engine and a real learner instead, about an hour. Every table appears as soon as its runs are done.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def stub_runs(repeat: int) -> Iterator[tuple[str, Result]]:
 
 def model_runs(repeat: int) -> Iterator[tuple[str, Result]]:
     """Both models, an adapter off and on; then the learner. A turn of the small model takes seconds."""
-    for model, seconds, prompts in (("tiny", 30, 1000), ("builtin:smollm2-135m-instruct", 90, 100)):
+    for model, seconds, prompts in (("tiny", 30, 600), ("builtin:smollm2-135m-instruct", 80, 80)):
         for lora in (0, 1):
             options = [f"--model={model}", f"--lora={lora}", f"--seconds={seconds}", f"--prompts={prompts}"]
             yield f"{ENGINE} {model} lora={lora}", repeated(ENGINE, options, repeat)

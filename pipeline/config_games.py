@@ -16,7 +16,7 @@ from pipeline.config_vllm import SCRIPTED_MODELS
 
 ENV_SAMPLERS = ("uniform", "weighted", "round_robin")
 MODEL_SAMPLERS = ("mirror", "fixed", "last_k")
-_SECRET_NAME = re.compile(r"(?:^|[_-])(?:(?:api|access|secret|private)[_-]?key|passw(?:or)?d)$", re.IGNORECASE)
+SECRET_NAME = re.compile(r"(?:^|[_-])(?:(?:api|access|secret|private)[_-]?key|passw(?:or)?d)$", re.IGNORECASE)
 
 
 def _names(value: object) -> Iterator[str]:
@@ -57,7 +57,7 @@ class _EnvSpec(Settings):
     @classmethod
     def _json(cls, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Shards keep them as JSON text, so that a stored game can be played again; no place for a secret."""
-        secrets = sorted(name for name in _names(kwargs) if _SECRET_NAME.search(name))
+        secrets = sorted(name for name in _names(kwargs) if SECRET_NAME.search(name))
         if secrets:
             raise ValueError(
                 f"{secrets[0]} is a secret, which no config may hold: let the environment read it from a variable of "

@@ -141,6 +141,8 @@ class Endings:
 
     def _watch_use(self, episode: Episode) -> None:
         """Say so where training games end, one after the other, in ways that the buffer has no use for."""
+        if episode.status is Status.CANCELLED:
+            return
         self._unusable_in_a_row = 0 if episode.status in self.gate.accepted else self._unusable_in_a_row + 1
         if self._unusable_in_a_row == UNUSABLE_WARNING:
             logger.warning(

@@ -10,6 +10,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.config_games import SECRET_NAME
 from pipeline.config import EnvironmentsConfig, EvalEnvSpec, LoraConfig, RunConfig, TrainEnvSpec, VLLMConfig, dump, load
 from tasks.errors import ConfigError
 
@@ -106,7 +107,7 @@ def test_an_override_that_leads_nowhere_is_refused(file: Path, override: str, me
 
 
 # A configuration refuses names of secrets.
-names = st.text().filter(lambda name: not name.lower().endswith(("key", "password", "passwd")))
+names = st.text().filter(lambda name: not SECRET_NAME.search(name))
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),

@@ -59,6 +59,13 @@ def test_games_without_use_in_a_row_are_warned_about_once(caplog: pytest.LogCapt
     assert len(warnings(caplog)) == 2
 
 
+def test_games_that_were_cancelled_say_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    books = endings(StepBuffer(10))
+    for _ in range(UNUSABLE_WARNING):
+        books.finish(game(status=Status.CANCELLED, rewards=None))
+    assert warnings(caplog) == []
+
+
 def test_games_that_the_buffer_takes_are_no_reason_to_warn(caplog: pytest.LogCaptureFixture) -> None:
     books = endings(StepBuffer(10, truncated="keep"))
     for _ in range(UNUSABLE_WARNING):

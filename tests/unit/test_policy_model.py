@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,14 @@ from tests.tiny_model import make_model
 from tests.unit.learner_samples import sample, tiny_spec
 
 CPU = torch.device("cpu")
+ONE_LAYER: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+}
 TEMPERATURE = 0.7
 
 
@@ -125,16 +134,7 @@ def test_micro_batches_carry_lags_and_leave_flagged_steps_out() -> None:
 def test_a_model_that_scales_its_logits_is_refused(tmp_path: Path) -> None:
     from transformers import CohereConfig, CohereForCausalLM
 
-    config = CohereConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        logit_scale=0.0625,
-        initializer_range=1.0,
-    )
+    config = CohereConfig(**ONE_LAYER, logit_scale=0.0625, initializer_range=1.0)
     CohereForCausalLM(config).save_pretrained(tmp_path)
     with pytest.raises(LearnerError, match=r"are not those of its output layer: log-probabilities differ by"):
         PolicyModel(tiny_spec(tmp_path, tmp_path, target_modules=("q_proj",)))
@@ -143,15 +143,7 @@ def test_a_model_that_scales_its_logits_is_refused(tmp_path: Path) -> None:
 def test_sequences_of_a_model_with_windows_are_kept_apart(model: Path, tmp_path: Path) -> None:
     from transformers import MistralConfig, MistralForCausalLM
 
-    config = MistralConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        sliding_window=16,
-    )
+    config = MistralConfig(**ONE_LAYER, sliding_window=16)
     MistralForCausalLM(config).save_pretrained(tmp_path)
     assert not PolicyModel(tiny_spec(tmp_path, tmp_path, target_modules=("q_proj",))).shares_prefixes
     assert PolicyModel(tiny_spec(model, tmp_path)).shares_prefixes
