@@ -10,8 +10,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.config_games import SECRET_NAME
 from pipeline.config import EnvironmentsConfig, EvalEnvSpec, LoraConfig, RunConfig, TrainEnvSpec, VLLMConfig, dump, load
+from pipeline.config_games import SECRET_NAME
 from tasks.errors import ConfigError
 
 
