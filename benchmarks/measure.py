@@ -100,7 +100,12 @@ def run_check(
 def repeated(module: str, arguments: Sequence[str], times: int) -> Result:
     """Run `python -m module arguments` in a process of its own, `times` over; the median of every figure."""
     runs = [_run(module, [*arguments, "--json"]) for _ in range(times)]
-    return {name: _median([run[name] for run in runs]) for name in runs[0]} | {"repeats": times}
+    return medians(runs) | {"repeats": times}
+
+
+def medians(runs: Sequence[Result]) -> Result:
+    """The median of every figure; what is no number is the first run's."""
+    return {name: _median([run[name] for run in runs]) for name in runs[0]}
 
 
 def _run(module: str, arguments: Sequence[str]) -> Result:

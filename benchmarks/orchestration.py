@@ -129,7 +129,7 @@ def prompts(options: argparse.Namespace) -> Result:
     tokenizer = AutoTokenizer.from_pretrained(resolve_model(options.model))
     kept = KeptGames([after_games(50)])
     play_without_dask(vllm_config(8, 0.0), 8, kept)
-    observations = [step.observation for episode in kept.episodes for step in episode.steps]
+    observations = [step.observation for episode in kept.episodes[0] for step in episode.steps]
     template = prompt_template("default")
     started = time.process_time()
     chats = [template(observation) for observation in observations]

@@ -102,15 +102,15 @@ def timed(warm_up_s: float, seconds: float) -> Window:
 
 
 class KeptGames(Window):
-    """Keeps the episodes themselves, too."""
+    """Keeps the episodes themselves, too: `episodes[n]` came in after n marks."""
 
     def __init__(self, dues: list[Due]) -> None:
         super().__init__(dues)
-        self.episodes: list[Episode] = []
+        self.episodes: list[list[Episode]] = [[] for _ in range(len(dues) + 1)]
 
     def add(self, episode: Episode) -> None:
         """One game has come in."""
-        self.episodes.append(episode)
+        self.episodes[len(self.marks)].append(episode)
         super().add(episode)
 
 

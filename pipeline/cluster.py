@@ -22,13 +22,18 @@ from tasks.errors import ClusterError
 
 __all__ = ["connect", "preflight", "worker_command"]
 
-SCHEDULER_SETTINGS = {
+LOCAL_SETTINGS = {
     # A game on a worker that dies comes back to the driver at once; Dask does not play it again behind its back.
     "distributed.scheduler.allowed-failures": 0,
     # Games are placed on engines by the driver.
     "distributed.scheduler.work-stealing": False,
     # The last messages between scheduler and workers, kept for debugging, hold the games in them.
     "distributed.admin.low-level-log-length": 100,
+    # Engines that compute on the same cores are held up by every thread that wakes, as by default a hundred times a second.
+    "distributed.worker.profile.interval": "100ms",
+    "distributed.admin.tick.interval": "200ms",
+    "distributed.admin.system-monitor.interval": "2s",
+    "distributed.admin.system-monitor.disk": False,  # reading those figures took half of its time
 }
 
 
@@ -59,7 +64,7 @@ def _local_client(config: ClusterConfig, slots: int, learner: LearnerPlace) -> I
     """
     games = math.ceil(slots / config.workers)
     with ExitStack() as stack:
-        stack.enter_context(dask.config.set({**WORKER_SETTINGS, **SCHEDULER_SETTINGS}))
+        stack.enter_context(dask.config.set({**WORKER_SETTINGS, **LOCAL_SETTINGS}))
         with _shielded_from_interrupts():
             cluster = start_cluster(config, games, learner)
             stack.callback(_close, cluster)
