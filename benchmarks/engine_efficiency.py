@@ -1,8 +1,9 @@
 """How busy games keep a real vLLM engine: tokens per second while games go on over those of one offline `generate`.
 
 The offline run takes the very prompts that the games made, in their order, on an engine with the same settings and the
-same batch size. `--model tiny` is two random layers under SmolLM2's tokenizer: so fast an engine that it shows soonest
-when games do not keep up with it.
+same batch size, while the games' engine stands still. `--model tiny` is two random layers under SmolLM2's tokenizer: so
+fast an engine that it shows soonest when games do not keep up with it. On a CPU `--engine-cores 1` leaves the others to
+games, driver and Dask, as an engine on a GPU does.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from pipeline.config import VLLMConfig
 from pipeline.config_vllm import LoraConfig
 from pipeline.model_registry import ModelRegistry
 from tasks.base_model import read_base
-from tasks.contracts import AdapterRef, EngineFigures, EngineSpec, Episode, LoraSpec, Step
-from tasks.engine_settings import engine_arguments, set_environment
+from tasks.contracts import AdapterRef, EngineFigures, EngineSpec, Episode, LoraSpec
+from tasks.engine_settings import engine_arguments, physical_cores, set_environment
 from tasks.models import resolve_model
 
 SMALL_MODEL = "builtin:smollm2-135m-instruct"
@@ -44,6 +45,9 @@ def efficiency(options: argparse.Namespace) -> Result:
     In turns because a machine's speed changes within minutes.
     """
     n = options.in_flight
+    if options.engine_cores:
+        cores = sorted(physical_cores())[: options.engine_cores]
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores))
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         model = make_tiny_model(Path(folder)) if options.model == "tiny" else options.model
         vllm = VLLMConfig(
@@ -66,6 +70,7 @@ def efficiency(options: argparse.Namespace) -> Result:
         "lora": options.lora,
         "in_flight": n,
         "batch": options.batch,
+        "engine_cores": options.engine_cores or len(physical_cores()),
         **medians(results),
         "efficiency_least": min(result["efficiency"] for result in results),
         "efficiency_most": max(result["efficiency"] for result in results),
@@ -73,18 +78,22 @@ def efficiency(options: argparse.Namespace) -> Result:
 
 
 class Rounds(KeptGames):
-    """Rounds of play that lasts some seconds, then, while the engine stands still, of its prompts offline.
+    """Rounds of some seconds of play and then, while the engine stands still, of its prompts offline.
 
-    Games go on for the seconds of `warm_up` before each round. Every second mark ends the play of a round.
+    Play goes on for the seconds of `warm_up` before each round. Every second mark ends the play of a round.
     """
 
     def __init__(self, options: argparse.Namespace, client: Client, offline: Offline) -> None:
-        super().__init__([lambda at, games, turns: at >= self._next_at] * (2 * options.rounds))
+        super().__init__([self._is_due] * (2 * options.rounds))
         self._options = options
         self._client = client
         self._offline = offline
         self._offline_figures: list[Result] = []
         self._next_at = options.warm_up
+
+    def _is_due(self, at: float, games: int, turns: int) -> bool:
+        """Whether it is time and a game has come in since the last mark."""
+        return at >= self._next_at and bool(self.episodes[len(self.marks)])
 
     def look(self) -> None:
         """Take the mark that is due, if one is; after one that ends the play, go offline."""
@@ -106,9 +115,10 @@ class Rounds(KeptGames):
     def results(self, reports: Sequence[tuple[float, EngineFigures]]) -> list[Result]:
         """Of each round, what came of playing, by the engine's reports, and of going offline."""
         results = []
-        for began, ended, steps, offline in zip(
-            self.marks[::2], self.marks[1::2], map(steps_of, self.episodes[1::2]), self._offline_figures, strict=True
+        for began, ended, episodes, offline in zip(
+            self.marks[::2], self.marks[1::2], self.episodes[1::2], self._offline_figures, strict=True
         ):
+            choices = [step.choice for episode in episodes for step in episode.steps]
             within = [(at, figures) for at, figures in reports if began.at <= at <= ended.at]
             (first_at, first), (last_at, last) = within[0], within[-1]
             playing = (last.generated_tokens - first.generated_tokens) / (last_at - first_at)
@@ -118,8 +128,8 @@ class Rounds(KeptGames):
                     **offline,
                     "efficiency": playing / offline["offline_tokens_per_s"],
                     "running_requests": fmean(figures.running_requests for _, figures in within),
-                    "prefix_hit_share": sum(step.choice.cached_tokens for step in steps)
-                    / sum(len(step.choice.prompt_ids) for step in steps),
+                    "prefix_hit_share": sum(choice.cached_tokens for choice in choices)
+                    / sum(len(choice.prompt_ids) for choice in choices),
                 }
             )
         return results
@@ -141,11 +151,6 @@ def standing_still(client: Client) -> Iterator[None]:
     finally:
         for process in engines:
             process.resume()
-
-
-def steps_of(episodes: Sequence[Episode]) -> list[Step]:
-    """All their steps."""
-    return [step for episode in episodes for step in episode.steps]
 
 
 def prompts_in_order(episodes: Sequence[Episode]) -> list[tuple[int, ...]]:
@@ -245,6 +250,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--lora", type=int, choices=(0, 1), default=0, help="whether an adapter plays")
     parser.add_argument("--in-flight", type=int, default=32, help="games at once")
     parser.add_argument("--batch", type=int, default=16, help="the most requests in a batch, playing and offline")
+    parser.add_argument("--engine-cores", type=int, default=0, help="cores the engine computes on; 0: as in a run")
     parser.add_argument("--seconds", type=float, default=20.0, help="length of a round's play")
     parser.add_argument("--warm-up", type=float, default=5.0, help="seconds of play before each round")
     parser.add_argument("--rounds", type=int, default=5, help="play, then offline, so many times")

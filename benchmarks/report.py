@@ -89,10 +89,12 @@ def stub_runs(repeat: int) -> Iterator[tuple[str, Result]]:
 
 def model_runs(repeat: int) -> Iterator[tuple[str, Result]]:
     """Both models, an adapter off and on; then the learner. A turn of the small model takes seconds."""
-    for model, seconds, prompts in (("tiny", 30, 600), ("builtin:smollm2-135m-instruct", 80, 80)):
+    tiny = ["--model=tiny", "--rounds=2", "--seconds=15"]
+    small = ["--model=builtin:smollm2-135m-instruct", "--rounds=1", "--seconds=50", "--warm-up=20"]
+    for arguments in ([*tiny, "--engine-cores=1"], tiny, small):
         for lora in (0, 1):
-            options = [f"--model={model}", f"--lora={lora}", f"--seconds={seconds}", f"--prompts={prompts}"]
-            yield f"{ENGINE} {model} lora={lora}", repeated(ENGINE, options, repeat)
+            options = [*arguments, f"--lora={lora}"]
+            yield f"{ENGINE} {' '.join(options)}", repeated(ENGINE, options, repeat)
     yield LEARNER, repeated(LEARNER, [f"--repeat={repeat}"], 1)
 
 

@@ -29,11 +29,11 @@ LOCAL_SETTINGS = {
     "distributed.scheduler.work-stealing": False,
     # The last messages between scheduler and workers, kept for debugging, hold the games in them.
     "distributed.admin.low-level-log-length": 100,
-    # Engines that compute on the same cores are held up by every thread that wakes, as by default a hundred times a second.
+    # Threads that wake hold up engines on the same cores: Dask's clocks do so a hundred times a second by themselves.
     "distributed.worker.profile.interval": "100ms",
     "distributed.admin.tick.interval": "200ms",
     "distributed.admin.system-monitor.interval": "2s",
-    "distributed.admin.system-monitor.disk": False,  # reading those figures took half of its time
+    "distributed.admin.system-monitor.disk": False,  # reading those figures takes half of the time
 }
 
 

@@ -157,7 +157,7 @@ class TrackingConfig(Settings):
     kind: str = "mlflow"
     uri: str | None = Field(default=None, min_length=1)
     experiment: str = Field(default="selfplay", min_length=1)
-    window_s: float = Field(default=2.0, gt=0)
+    window_s: float = Field(default=5.0, gt=0)
 
     @field_validator("kind")
     @classmethod

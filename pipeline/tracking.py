@@ -126,7 +126,7 @@ class MLflowTracker(BaseTracker):
         uri: str | None,
         experiment: str,
         run_name: str,
-        window_s: float = 2.0,
+        window_s: float = 5.0,
         run_dir: Path | None = None,
         key: str | None = None,
     ) -> None:
@@ -145,7 +145,7 @@ class MLflowTracker(BaseTracker):
             ConfigError: neither `uri`, `MLFLOW_TRACKING_URI` nor `run_dir` is given, or `window_s` is not positive.
         """
         if not window_s > 0:
-            raise ConfigError(f"tracking.window_s is {window_s}; expected seconds > 0, for example 2.0.")
+            raise ConfigError(f"tracking.window_s is {window_s}; expected seconds > 0, for example 5.0.")
         self._run = MLflowRun(*_place(uri, run_dir), experiment, run_name, key)
         self._window_s = window_s
         self._metrics = RunMetrics(time.monotonic())

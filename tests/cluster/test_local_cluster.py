@@ -33,6 +33,7 @@ def test_a_local_cluster_splits_the_games_over_its_workers(monkeypatch: pytest.M
         processes = client.run(os.getpid)
         assert [(daemon, threads) for daemon, threads, _ in client.run(worker_process).values()] == [(False, None)] * 2
         assert client.run_on_scheduler(_scheduler_settings) == (0, False)
+        assert set(client.run(dask.config.get, "distributed.worker.profile.interval").values()) == {"100ms"}
     assert not any(map(psutil.pid_exists, processes.values()))
     assert dask.config.get("distributed.worker.daemon") == before
 

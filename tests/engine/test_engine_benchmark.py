@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks import engine_efficiency
 from tests.engine.conftest import ENGINE_MARKS
 
@@ -9,8 +11,10 @@ pytestmark = ENGINE_MARKS
 
 
 def test_tokens_per_second_while_playing_and_offline() -> None:
-    options = engine_efficiency.arguments().parse_args(["--in-flight=4", "--seconds=3", "--warm-up=0", "--prompts=8"])
-    result = engine_efficiency.efficiency(options)
-    assert result["prompts"] == 8
+    command = ["--in-flight=4", "--batch=2", "--seconds=4", "--warm-up=0", "--rounds=2"]
+    result = engine_efficiency.efficiency(engine_efficiency.arguments().parse_args(command))
+    assert result["prompts"] > 0
     assert result["playing_tokens_per_s"] > 0
     assert result["offline_tokens_per_s"] > 0
+    assert result["efficiency_least"] <= result["efficiency"] <= result["efficiency_most"]
+    assert result["prefix_hit_share"] == pytest.approx(result["offline_prefix_hit_share"], abs=0.05)
