@@ -104,7 +104,7 @@ def run_variant(variant: Variant, options: argparse.Namespace) -> dict[str, floa
 
 def full_logprobs(policy: PolicyModel, batch: MicroBatch) -> Tensor:
     """`log_softmax` in float32 at every position, over the whole vocabulary; then the trained ones."""
-    logits_BTV = policy.adapted(
+    logits_BTV: Tensor = policy.adapted(
         input_ids=batch.ids_BT, position_ids=batch.positions_BT, attention_mask=batch.mask_B1TT, use_cache=False
     ).logits
     return logits_BTV.float().log_softmax(dim=-1)[batch.rows_N, batch.places_N, batch.targets_N]

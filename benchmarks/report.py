@@ -28,13 +28,13 @@ HEADER = (
     "holds",
 )
 # By games in flight: the least and the most that is asked of a figure.
-LEAST = {
+LEAST: dict[int, dict[str, float]] = {
     16: {"ideal_share": 0.93},
     64: {"ideal_share": 0.88},
     256: {"no_dask_share": 0.50},
     1024: {"no_dask_share": 0.35},
 }
-MOST = {
+MOST: dict[int, dict[str, float]] = {
     16: {"rss_mb": 600},
     64: {"rss_mb": 600},
     256: {"rss_mb": 700, "cpu_ms_per_turn": 0.6},

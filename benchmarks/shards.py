@@ -34,7 +34,7 @@ def played(steps: int) -> list[Episode]:
     """Episodes of Kuhn Poker with at least so many steps; their texts are real, their ids of real length."""
     kept = KeptGames([after_turns(steps)])
     play_without_dask(vllm_config(64, 0.0), 64, kept)
-    return kept.episodes
+    return kept.episodes[0]
 
 
 def formats(options: argparse.Namespace) -> Result:
