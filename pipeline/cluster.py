@@ -33,7 +33,7 @@ LOCAL_SETTINGS = {
     "distributed.worker.profile.interval": "100ms",
     "distributed.admin.tick.interval": "200ms",
     "distributed.admin.system-monitor.interval": "2s",
-    "distributed.admin.system-monitor.disk": False,  # reading those figures takes half of the time
+    "distributed.admin.system-monitor.disk": False,
 }
 
 

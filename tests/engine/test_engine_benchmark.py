@@ -16,5 +16,4 @@ def test_tokens_per_second_while_playing_and_offline() -> None:
     assert result["prompts"] > 0
     assert result["playing_tokens_per_s"] > 0
     assert result["offline_tokens_per_s"] > 0
-    assert result["efficiency_least"] <= result["efficiency"] <= result["efficiency_most"]
     assert result["prefix_hit_share"] == pytest.approx(result["offline_prefix_hit_share"], abs=0.05)
