@@ -1,7 +1,8 @@
 """Runs the benchmarks one after the other and prints the tables of `README.md`.
 
 `python -m benchmarks.report` takes forty minutes on a machine that does nothing else; `--models` runs those of a real
-engine and a real learner instead, about two hours by the sum of its parts. Every table appears as soon as its runs are done.
+engine and a real learner instead, about two hours by the sum of its parts. Every table appears as soon as its runs are
+done.
 """
 
 from __future__ import annotations

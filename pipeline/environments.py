@@ -35,17 +35,34 @@ class EnvironmentSpec(Protocol):
     """What is checked of an environment's settings; `TrainEnvSpec` and `EvalEnvSpec` have it."""
 
     @property
-    def env_id(self) -> str: ...
+    def env_id(self) -> str:
+        """The registered id, or `package.module:EnvClass`."""
+        ...
+
     @property
-    def num_players(self) -> int: ...
+    def num_players(self) -> int:
+        """How many play."""
+        ...
+
     @property
-    def env_kwargs(self) -> dict[str, object]: ...
+    def env_kwargs(self) -> dict[str, object]:
+        """Arguments for the environment."""
+        ...
+
     @property
-    def error_allowance(self) -> int | None: ...
+    def error_allowance(self) -> int | None:
+        """Illegal moves in a row that a player may make; None: as the environment has it."""
+        ...
+
     @property
-    def prompt_template(self) -> str: ...
+    def prompt_template(self) -> str:
+        """The name of the template that makes a prompt of an observation."""
+        ...
+
     @property
-    def action_extraction(self) -> str: ...
+    def action_extraction(self) -> str:
+        """The name of the parser that makes an action of a completion."""
+        ...
 
 
 @dataclass(frozen=True)

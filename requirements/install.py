@@ -19,6 +19,7 @@ OLDEST = (3, 11)
 
 
 def main() -> int:
+    """Make the environment that the command line names; the exit status."""
     if len(sys.argv) != 2:
         print(f"usage: python3 {Path(__file__).name} VENV", file=sys.stderr)
         return 2

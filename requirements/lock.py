@@ -12,6 +12,7 @@ EXTRAS = ("vllm", "dev")
 
 
 def main() -> int:
+    """Resolve the lock anew; the exit status."""
     uv = shutil.which("uv")
     if uv is None:
         print("lock: `uv` was not found on the PATH; it resolves the lock: pip install uv", file=sys.stderr)

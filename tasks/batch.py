@@ -20,15 +20,29 @@ class RecordedStep(Protocol):
     """A step as a buffer holds it, with its transformed reward."""
 
     @property
-    def step(self) -> Step: ...
+    def step(self) -> Step:
+        """What was asked, said and taken."""
+        ...
+
     @property
-    def reward(self) -> float: ...
+    def reward(self) -> float:
+        """After its transformation."""
+        ...
+
     @property
-    def agent(self) -> AgentSpec: ...
+    def agent(self) -> AgentSpec:
+        """Who took it."""
+        ...
+
     @property
-    def env_id(self) -> str: ...
+    def env_id(self) -> str:
+        """The environment it was taken in."""
+        ...
+
     @property
-    def game_id(self) -> str: ...
+    def game_id(self) -> str:
+        """The game it belongs to."""
+        ...
 
 
 def samples_of(steps: Iterable[RecordedStep]) -> list[LearnerSample]:

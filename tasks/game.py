@@ -61,13 +61,24 @@ class EnvironmentSettings(Protocol):
     """What it takes to make one environment; a `GameSpec` and the driver's environment specs have it."""
 
     @property
-    def env_id(self) -> str: ...
+    def env_id(self) -> str:
+        """The registered id, or `package.module:EnvClass`."""
+        ...
+
     @property
-    def num_players(self) -> int: ...
+    def num_players(self) -> int:
+        """How many play."""
+        ...
+
     @property
-    def env_kwargs(self) -> Mapping[str, Any]: ...
+    def env_kwargs(self) -> Mapping[str, Any]:
+        """Arguments for the environment."""
+        ...
+
     @property
-    def error_allowance(self) -> int | None: ...
+    def error_allowance(self) -> int | None:
+        """Illegal moves in a row that a player may make; None: as the environment has it."""
+        ...
 
 
 def known_env_ids() -> tuple[str, ...]:

@@ -42,6 +42,7 @@ class GameGenerators:
 
     @cached_property
     def numpy(self) -> np.random.RandomState:
+        """NumPy's generator, made when first asked for."""
         return _numpy_generator(derive_seed(self._seed, "numpy"))
 
     @contextmanager
