@@ -13,12 +13,12 @@ import math
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
-from tasks.errors import EnvironmentFault, EnvironmentHungError, SelfplayError, boundary
+from tasks.errors import EnvironmentFault, EnvironmentHungError, MustWaitError, SelfplayError, boundary
 
 SLOW_CALL_S = 0.005
 PROOF_CALLS = 20  # quick calls after which an environment's calls stay on the loop; a slow one undoes as many
@@ -38,19 +38,19 @@ class _Outcome(Generic[T]):
     """What a call gave or raised, to be had in another thread."""
 
     def __init__(self, function: Callable[[], T]) -> None:
-        self._error: Exception | None = None
+        self.error: Exception | None = None
         started = time.perf_counter()
         try:
             with boundary() as caught:
                 self._value = function()
-            self._error = caught.error
+            self.error = caught.error
         except SelfplayError as error:
-            self._error = error
+            self.error = error
         self.seconds = time.perf_counter() - started
 
     def get(self) -> T:
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         return self._value
 
 
@@ -59,21 +59,27 @@ class EnvironmentCalls:
 
     An environment's calls run in threads until some were quick, over all games of this process; then they run on the
     loop, where a call costs nothing extra. A slow call moves its game's later calls to threads, and counts against the
-    environment, which goes back to threads when slow calls are more than a rare stall of the machine.
+    environment, which goes back to threads when slow calls are more than a rare stall of the machine. Making an
+    environment has a record of its own.
 
     Args:
         env_id: whose record counts.
     """
 
     _standing: ClassVar[Counter[str]] = Counter()
+    _making_standing: ClassVar[Counter[str]] = Counter()
     _hung: ClassVar[set[str]] = set()  # environments that hung on the loop once
 
     def __init__(self, env_id: str) -> None:
         self._env_id = env_id
         self._slow = False
 
-    async def make(self, function: Callable[[], T]) -> T:
-        """Run what makes the environment, always in a thread.
+    async def make(self, function: Callable[[bool], T]) -> T:
+        """Run what makes the environment.
+
+        Args:
+            function: told whether it may wait for a lock that others hold, which nothing can interrupt; raises
+                `MustWaitError` where it may not and would have to.
 
         Raises:
             EnvironmentFault: too many calls of this environment hang already.
@@ -85,7 +91,11 @@ class EnvironmentCalls:
                 f"{self._env_id} has {stuck} calls in this process that never came back, at most {MAX_STUCK} are put "
                 "up with; leave this environment out, or restart the worker."
             )
-        return (await _in_thread(function, self._env_id, MAKING_LIMIT_S)).get()
+        outcome = self._inline(lambda: function(False)) if self._trusted(self._making_standing) else None
+        if outcome is None or isinstance(outcome.error, MustWaitError):
+            outcome = await _in_thread(lambda: function(True), self._env_id, MAKING_LIMIT_S)
+        self._note(self._making_standing, outcome)
+        return outcome.get()
 
     async def run(self, function: Callable[[], T]) -> T:
         """Run one call and return what it returns.
@@ -93,16 +103,22 @@ class EnvironmentCalls:
         Raises:
             EnvironmentHungError: the call did not come back in time.
         """
-        if self._slow or self._standing[self._env_id] < PROOF_CALLS or self._env_id in self._hung:
-            outcome = await _in_thread(function, self._env_id, CALL_LIMIT_S)
-        else:
+        if self._trusted(self._standing) and not self._slow:
             outcome = self._inline(function)
-        standing = min(self._standing[self._env_id] + 1, 2 * PROOF_CALLS)
-        if outcome.seconds > SLOW_CALL_S:
-            self._slow = True
-            standing = max(standing - PROOF_CALLS, 0)
-        self._standing[self._env_id] = standing
+        else:
+            outcome = await _in_thread(function, self._env_id, CALL_LIMIT_S)
+        self._slow |= self._note(self._standing, outcome)
         return outcome.get()
+
+    def _trusted(self, standing: Counter[str]) -> bool:
+        return standing[self._env_id] >= PROOF_CALLS and self._env_id not in self._hung
+
+    def _note(self, standing: Counter[str], outcome: _Outcome[Any]) -> bool:
+        """Keep the record; returns whether the call was slow."""
+        slow = outcome.seconds > SLOW_CALL_S
+        changed = min(standing[self._env_id] + 1, 2 * PROOF_CALLS)
+        standing[self._env_id] = max(changed - PROOF_CALLS, 0) if slow else changed
+        return slow
 
     def _inline(self, function: Callable[[], T]) -> _Outcome[T]:
         _WATCHDOG.enter()
@@ -137,6 +153,21 @@ def call_with_limit(function: Callable[[], T], name: str, limit_s: float) -> T:
         raise _hung_error(name, limit_s) from None
     _idle.append(thread)
     return outcome.get()
+
+
+@contextmanager
+def held(lock: threading.Lock, may_wait: bool) -> Iterator[None]:
+    """Hold a lock; for what is given to `EnvironmentCalls.make`.
+
+    Raises:
+        MustWaitError: others hold it, and this must not wait.
+    """
+    if not lock.acquire(blocking=may_wait):
+        raise MustWaitError("others hold what this needs")
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 class _CallThread(threading.Thread):

@@ -27,6 +27,10 @@ class EnvironmentHungError(EnvironmentFault):
     """A call of an environment did not come back in time; the game ends as `timeout`."""
 
 
+class MustWaitError(SelfplayError, RuntimeError):
+    """Something would have to wait for a lock where it must not; try again where it may."""
+
+
 class PromptTooLongError(SelfplayError, ValueError):
     """A prompt does not leave room for one token in the model's context; the game ends as `overflow`."""
 

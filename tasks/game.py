@@ -19,7 +19,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, Protocol
 
-from tasks.calls import EnvironmentCalls
+from tasks.calls import EnvironmentCalls, held
 from tasks.contracts import GameSpec
 from tasks.errors import EnvironmentFault, boundary
 from tasks.json_text import to_json
@@ -130,7 +130,7 @@ def check_env(settings: EnvironmentSettings) -> None:
 class Game:
     """One game on a fresh environment. Not shared between threads at a time; opened with `await Game.open(spec)`."""
 
-    def __init__(self, settings: EnvironmentSettings, seed: int) -> None:
+    def __init__(self, settings: EnvironmentSettings, seed: int, may_wait: bool = True) -> None:
         """Make and reset; may take seconds, see `open`."""
         self._env_id = settings.env_id
         self._num_players = settings.num_players
@@ -138,7 +138,7 @@ class Game:
         self._offence: int | None = None
         self._illegal = False
         self._offender: int | None = None
-        self._make(settings, seed)
+        self._make(settings, seed, may_wait)
         self._state: Any = getattr(self._env, "state", None)  # TextArena's interface asks for none
         self._refuse_one_among_many()
         self._allow_errors(settings.error_allowance)
@@ -146,13 +146,13 @@ class Game:
 
     @classmethod
     async def open(cls, spec: GameSpec) -> Game:
-        """Make and reset the environment of `spec` in a thread, since some take seconds.
+        """Make and reset the environment of `spec`, in a thread unless that is known to be quick: some take seconds.
 
         Raises:
             EnvironmentFault: unknown id, cannot be made or reset, or has no `error_allowance` to set.
             EnvironmentHungError: making it did not come back in time.
         """
-        return await EnvironmentCalls(spec.env_id).make(lambda: cls(spec, spec.seed))
+        return await EnvironmentCalls(spec.env_id).make(lambda may_wait: cls(spec, spec.seed, may_wait))
 
     def observe(self) -> tuple[int, str]:
         """Whose turn it is, and what that player sees: all so far or what is new, as the environment's id has it.
@@ -206,11 +206,11 @@ class Game:
             player_info=tuple(to_json(info) for info in about),
         )
 
-    def _make(self, settings: EnvironmentSettings, seed: int) -> None:
+    def _make(self, settings: EnvironmentSettings, seed: int, may_wait: bool) -> None:
         check_env_id(settings.env_id)
         with self._foreign("imported", "Install what it needs where the games are played, or leave it out."):
             making = _ready_to_make(_entry_point(settings.env_id))
-        with making:
+        with held(making, may_wait):
             with self._foreign("made", "Check env_kwargs, and that what it needs is there where the games are played."):
                 self._env = _new_env(settings)
             with self._foreign("reset", f"Check num_players={self._num_players} against its rules, and env_kwargs."):

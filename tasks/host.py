@@ -22,6 +22,7 @@ from distributed import Worker, WorkerPlugin, get_worker
 from tasks.api_agent import close_endpoints
 from tasks.contracts import EngineFigures, EngineSpec, EngineState, Mode
 from tasks.engine_keeper import Engine, EngineKeeper, EngineLoad
+from tasks.errands import Errands
 from tasks.errors import ClusterError, ConfigError, EngineDiedError, GameCancelledError
 from tasks.heap import LoadedHeap
 from tasks.lanes import Lanes, checked_limits
@@ -80,6 +81,7 @@ class GameHost(WorkerPlugin):  # type: ignore[misc]  # distributed is untyped
         self._heap = LoadedHeap()
         self._worker: Worker | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._errands: Errands | None = None
         self._thread: threading.Thread | None = None
 
     async def setup(self, worker: Worker) -> None:
@@ -92,16 +94,16 @@ class GameHost(WorkerPlugin):  # type: ignore[misc]  # distributed is untyped
             self._keeper.decline(f"the worker offers no {' and no '.join(sorted(lacking))}")
             return
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._thread_main, args=(self._loop, _threads.get(worker)), name=HOST_NAME, daemon=True
-        )
+        self._errands = Errands(self._loop)
+        arguments = (self._loop, self._errands, _threads.get(worker))
+        self._thread = threading.Thread(target=self._thread_main, args=arguments, name=HOST_NAME, daemon=True)
         _threads[worker] = self._thread
         self._thread.start()
 
     async def teardown(self, worker: Worker) -> None:
         """Cancel the games, stop the engine and join the thread. Returns when nothing of the run is left here."""
         loop, thread = self._loop, self._thread
-        self._loop = None
+        self._loop = self._errands = None
         if loop is None or thread is None:
             return
         with suppress(RuntimeError):  # the loop is closed: its thread ended early, with its traceback in the log
@@ -125,11 +127,9 @@ class GameHost(WorkerPlugin):  # type: ignore[misc]  # distributed is untyped
             EngineDiedError: the engine died under the game; the host rebuilds it once.
             EngineStartError: the engine could not start, or died for the second time.
         """
-        if self._loop is None:
+        if self._errands is None:
             raise GameCancelledError(f"game {game_id} was not begun: its host has stopped. {self._keeper.reason}")
-        return await asyncio.wrap_future(
-            asyncio.run_coroutine_threadsafe(self._play(make_game, game_id, lane), self._loop)
-        )
+        return await self._errands.run(lambda: self._play(make_game, game_id, lane))
 
     async def beside_games(self, make: Callable[[Engine], Coroutine[Any, Any, T]]) -> T:
         """Run something on the engine that is no game, and takes the place of none.
@@ -141,9 +141,9 @@ class GameHost(WorkerPlugin):  # type: ignore[misc]  # distributed is untyped
             ClusterError: there is no engine, or it is not ready.
         """
         engine = self._keeper.engine
-        if self._loop is None or engine is None or self._keeper.state is not EngineState.READY:
+        if self._errands is None or engine is None or self._keeper.state is not EngineState.READY:
             raise ClusterError(f"the worker's engine is {self._keeper.state.value}, expected a ready one")
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(make(engine), self._loop))
+        return await self._errands.run(lambda: make(engine))
 
     def set_lane_limits(self, limits: Mapping[str, int | None]) -> None:
         """Set the most games executing here at once, by lane; None is no limit. Lanes not named keep theirs.
@@ -172,11 +172,16 @@ class GameHost(WorkerPlugin):  # type: ignore[misc]  # distributed is untyped
             **self._keeper.load,
         )
 
-    def _thread_main(self, loop: asyncio.AbstractEventLoop, predecessor: threading.Thread | None) -> None:
+    def _thread_main(
+        self, loop: asyncio.AbstractEventLoop, errands: Errands, predecessor: threading.Thread | None
+    ) -> None:
         if predecessor is not None:
             predecessor.join(THREAD_TIMEOUT_S)
-        with asyncio.Runner(loop_factory=lambda: loop) as runner:
-            runner.run(self._serve())
+        try:
+            with asyncio.Runner(loop_factory=lambda: loop) as runner:
+                runner.run(self._serve())
+        finally:
+            errands.deliver()
 
     async def _serve(self) -> None:
         self._keeper.start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from tasks import calls
 from tasks.calls import EnvironmentCalls, call_with_limit
 from tasks.contracts import AgentSpec, Episode, GameSpec, Mode, ModelKind, ModelRef, Role, Status
 from tasks.errors import EnvironmentFault, EnvironmentHungError
+from tasks.game import _making
 from tasks.play import play_game
 from tests.environments.slow import SLOW, SlowEnv
 
@@ -22,7 +24,8 @@ LOOP = threading.main_thread().name
 
 @pytest.fixture(autouse=True)
 def _clean_records(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(EnvironmentCalls, "_standing", type(EnvironmentCalls._standing)())
+    monkeypatch.setattr(EnvironmentCalls, "_standing", Counter())
+    monkeypatch.setattr(EnvironmentCalls, "_making_standing", Counter())
     monkeypatch.setattr(EnvironmentCalls, "_hung", set())
     SlowEnv.threads.clear()
     yield
@@ -59,6 +62,44 @@ def test_quick_calls_move_to_the_loop_once_the_environment_has_proved_itself() -
     assert all(on_the_loop())
     assert ("made", LOOP) not in SlowEnv.threads
     assert ("reset", LOOP) not in SlowEnv.threads
+
+
+def test_an_environment_that_was_made_quickly_often_enough_is_made_on_the_loop() -> None:
+    for _ in range(calls.PROOF_CALLS):
+        played(spec(turns=2))
+    assert ("made", LOOP) not in SlowEnv.threads
+    # A busy machine may make a quick call look slow, once or twice.
+    for _ in range(3 * calls.PROOF_CALLS):
+        played(spec(turns=2))
+        if ("made", LOOP) in SlowEnv.threads:
+            break
+    assert SlowEnv.threads.count(("made", LOOP)) == SlowEnv.threads.count(("reset", LOOP)) == 1
+
+
+def test_slow_making_counts_against_making_alone() -> None:
+    EnvironmentCalls._standing[SLOW] = EnvironmentCalls._making_standing[SLOW] = calls.PROOF_CALLS
+    played(spec(where="reset", pause_s=0.02, turns=2))
+    assert ("reset", LOOP) in SlowEnv.threads
+    assert EnvironmentCalls._making_standing[SLOW] < calls.PROOF_CALLS <= EnvironmentCalls._standing[SLOW]
+    SlowEnv.threads.clear()
+    played(spec(where="reset", pause_s=0.02, turns=2))
+    assert ("reset", LOOP) not in SlowEnv.threads
+
+
+def test_the_loop_does_not_wait_while_another_environment_of_the_package_is_made() -> None:
+    EnvironmentCalls._making_standing[SLOW] = 1000
+    package = SLOW.partition(":")[0].rpartition(".")[0]
+
+    async def both() -> Episode:
+        with _making.setdefault(package, threading.Lock()):
+            second = asyncio.create_task(play_game(spec(turns=2), None))
+            await asyncio.sleep(0.1)
+            assert SlowEnv.threads == []
+        return await second
+
+    assert asyncio.run(both()).status is Status.COMPLETED
+    assert SlowEnv.threads[0][0] == "made"
+    assert SlowEnv.threads[0][1] != LOOP
 
 
 def test_an_environment_unknown_to_the_process_starts_in_a_thread() -> None:
@@ -124,6 +165,21 @@ def test_one_that_hangs_after_it_was_trusted_is_interrupted_on_the_loop(monkeypa
     assert not any(on_the_loop())  # never trusted again
 
 
+@pytest.mark.parametrize("where", ["made", "reset"])
+def test_one_that_hangs_while_it_is_made_on_the_loop_frees_the_loop_and_its_package(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "INLINE_LIMIT_S", 0.3)
+    monkeypatch.setattr(calls, "_WATCHDOG", calls._Watchdog())
+    EnvironmentCalls._making_standing[SLOW] = 1000
+    episode = played(spec(where=where, hang=True))
+    assert (episode.status, len(episode.steps)) == (Status.TIMEOUT, 0)
+    assert "did not come back within 0.3 s" in episode.reason
+    SlowEnv.threads.clear()
+    assert played(spec(turns=2)).status is Status.COMPLETED
+    assert ("made", LOOP) not in SlowEnv.threads
+
+
 def test_a_call_that_ends_just_as_it_is_interrupted_hits_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "INLINE_LIMIT_S", 0.05)
     watchdog = calls._Watchdog()
@@ -150,9 +206,9 @@ def test_an_environment_that_sticks_too_often_is_not_made_again(monkeypatch: pyt
     async def stick() -> None:
         for _ in range(calls.MAX_STUCK):
             with pytest.raises(EnvironmentHungError):
-                await EnvironmentCalls("Sticky").make(released.wait)  # compiled code cannot be interrupted
+                await EnvironmentCalls("Sticky").make(lambda _: released.wait())  # compiled code cannot be interrupted
         with pytest.raises(EnvironmentFault, match=f"Sticky has {calls.MAX_STUCK} calls in this process that never"):
-            await EnvironmentCalls("Sticky").make(released.wait)
+            await EnvironmentCalls("Sticky").make(lambda _: released.wait())
 
     asyncio.run(stick())
     released.set()

@@ -237,6 +237,7 @@ def test_a_game_that_never_waits_does_not_hold_up_the_others() -> None:
         # Found quick, its calls run on the loop from here on.
         await play_game(game_spec("Endless-v0", max_turns=50), None)
         endless = asyncio.create_task(play_game(game_spec("Endless-v0", max_turns=10**9), None))
+        await asyncio.sleep(0.2)  # made in a thread
         for _ in range(20):
             finished = await play_game(game_spec(), None)
         endless.cancel()
