@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-TOGETHER_S = 0.02
+TOGETHER_S = 0.01
 
 T = TypeVar("T")
 
