@@ -26,6 +26,7 @@ INLINE_LIMIT_S = 5.0
 CALL_LIMIT_S = 60.0
 MAKING_LIMIT_S = 600.0  # includes the wait for others of the same package
 MAX_STUCK = 4
+MAX_IDLE_THREADS = 32
 
 T = TypeVar("T")
 
@@ -151,7 +152,7 @@ def call_with_limit(function: Callable[[], T], name: str, limit_s: float) -> T:
     except Empty:
         thread.abandon(name)
         raise _hung_error(name, limit_s) from None
-    _idle.append(thread)
+    _put_back(thread)
     return outcome.get()
 
 
@@ -259,7 +260,7 @@ async def _in_thread(function: Callable[[], T], env_id: str, limit_s: float) -> 
         done, _ = await asyncio.wait([answer], timeout=limit_s)
     finally:
         if answer.done():
-            _idle.append(thread)
+            _put_back(thread)
         else:
             answer.cancel()
             thread.abandon(env_id)
@@ -273,6 +274,14 @@ def _ready_thread() -> _CallThread:
         return _idle.pop()
     except IndexError:
         return _CallThread()
+
+
+def _put_back(thread: _CallThread) -> None:
+    """Keep a thread for the next call. A run begins with a call per game at once, and never has as many again."""
+    if len(_idle) < MAX_IDLE_THREADS:
+        _idle.append(thread)
+    else:
+        thread.last()
 
 
 def _hung_error(env_id: str, limit_s: float) -> EnvironmentHungError:

@@ -214,6 +214,20 @@ def test_an_environment_that_sticks_too_often_is_not_made_again(monkeypatch: pyt
     released.set()
 
 
+def test_threads_of_many_calls_at_once_do_not_stay() -> None:
+    at_once = 3 * calls.MAX_IDLE_THREADS
+    together = threading.Barrier(at_once)
+
+    async def many() -> None:
+        await asyncio.gather(*(EnvironmentCalls(f"{SLOW}-{i}").run(together.wait) for i in range(at_once)))
+
+    asyncio.run(many())
+    deadline = time.monotonic() + 10
+    while sum(isinstance(thread, calls._CallThread) for thread in threading.enumerate()) > calls.MAX_IDLE_THREADS:
+        assert time.monotonic() < deadline, "threads stayed that nobody needs"
+        time.sleep(0.01)
+
+
 def test_a_call_without_a_loop_has_a_limit_too() -> None:
     assert call_with_limit(lambda: 7, "Sticky", 5.0) == 7
     with pytest.raises(ZeroDivisionError):
