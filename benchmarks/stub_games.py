@@ -123,10 +123,12 @@ class _WatchedTracker(MLflowTracker):
         self.reports: list[tuple[float, EngineFigures]] = []
 
     def log_episode(self, episode: Episode) -> None:
+        """Tell the window, then MLflow."""
         self._window.add(episode)
         super().log_episode(episode)
 
     def log_engine(self, figures: EngineFigures) -> None:
+        """Keep the figures while the window is open, then tell MLflow."""
         if self._window.marks and not self._window.closed:
             self.reports.append((time.monotonic(), figures))
         super().log_engine(figures)
@@ -140,9 +142,11 @@ class _WindowBuffer:
         self._steps = StepBuffer(BUFFER_STEPS)
 
     def add_player_trajectory(self, trajectory: Trajectory, env_id: str) -> None:
+        """Hold the steps, as a run does."""
         self._steps.add_player_trajectory(trajectory, env_id)
 
     def continue_collection(self) -> bool:
+        """Whether the window is still open."""
         self._window.look()
         return not self._window.closed
 

@@ -162,6 +162,7 @@ class _Tally:
     rewards: list[float] = field(default_factory=list)
 
     def figures(self) -> dict[str, Any]:
+        """Counts, the rate of successes with Wilson's interval, mean reward; None where nothing was played."""
         n, successes = self.counts.total(), self.counts["success"]
         low, high = wilson_interval(successes, n)
         return {

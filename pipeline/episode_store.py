@@ -210,6 +210,7 @@ class _Claim:
             logger.debug("no lock on %s: %s", folder, error)
 
     def close(self) -> None:
+        """Give the folder up; may be called again."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

@@ -94,6 +94,7 @@ class _EngineMeter:
     prompt: int = 0
 
     def add(self, figures: EngineFigures, at: float) -> None:
+        """Count what was generated since the report before; `at` in seconds, monotonic."""
         self.generated += _grown(self.last.generated_tokens, figures.generated_tokens)
         self.prompt += _grown(self.last.prompt_tokens, figures.prompt_tokens)
         self.last, self.at = figures, at

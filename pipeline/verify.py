@@ -109,6 +109,7 @@ class _Verification:
         self._uncounted = False  # a game could not be read, so that the summary has nothing to be compared with
 
     def check(self) -> None:
+        """Check every shard and the summary; what is found is in `report`."""
         started = time.perf_counter()
         names = {table: {path.name for path in shard_paths(self._replay / table)} for table in ("episodes", "steps")}
         for name in sorted(names["episodes"] | names["steps"]):

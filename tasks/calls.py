@@ -50,6 +50,7 @@ class _Outcome(Generic[T]):
         self.seconds = time.perf_counter() - started
 
     def get(self) -> T:
+        """Return what the call gave, or raise what it raised."""
         if self.error is not None:
             raise self.error
         return self._value
@@ -180,6 +181,7 @@ class _CallThread(threading.Thread):
         self.start()
 
     def run(self) -> None:
+        """Take calls, one after the other."""
         try:
             while (call := self._calls.get()) is not None:
                 call()
@@ -187,6 +189,7 @@ class _CallThread(threading.Thread):
             return
 
     def start_call(self, call: Callable[[], None]) -> None:
+        """Give it a call and do not wait."""
         self._calls.put(call)
 
     def last(self) -> None:
@@ -213,6 +216,7 @@ class _Watchdog:
         self._thread: threading.Thread | None = None
 
     def enter(self) -> None:
+        """A call begins on this thread."""
         with self._lock:
             self._since[threading.get_ident()] = time.monotonic()
             if self._thread is None:
@@ -220,6 +224,7 @@ class _Watchdog:
                 self._thread.start()
 
     def leave(self) -> None:
+        """The call has ended by itself."""
         with self._lock:
             sent = self._since.pop(threading.get_ident()) == math.inf
         while sent:
@@ -277,7 +282,7 @@ def _ready_thread() -> _CallThread:
 
 
 def _put_back(thread: _CallThread) -> None:
-    """Keep a thread for the next call. A run begins with a call per game at once, and never has as many again."""
+    """Keep a thread for the next call, but not one for each of the games that a run begins with at once."""
     if len(_idle) < MAX_IDLE_THREADS:
         _idle.append(thread)
     else:

@@ -86,10 +86,12 @@ class _Errand(Generic[T]):
         self._task: asyncio.Task[T] | None = None
 
     def begin(self) -> None:
+        """On the other loop."""
         self._task = asyncio.get_running_loop().create_task(self._make())
         self._task.add_done_callback(lambda task: self._ended(partial(self._settle, task)))
 
     def cancel(self) -> None:
+        """On the other loop, after `begin`."""
         if self._task is not None:
             self._task.cancel()
 

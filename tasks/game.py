@@ -131,7 +131,7 @@ class Game:
     """One game on a fresh environment. Not shared between threads at a time; opened with `await Game.open(spec)`."""
 
     def __init__(self, settings: EnvironmentSettings, seed: int, may_wait: bool = True) -> None:
-        """Make and reset; may take seconds, see `open`."""
+        """Make and reset; may take seconds, see `open`. `MustWaitError` where it would have to wait and may not."""
         self._env_id = settings.env_id
         self._num_players = settings.num_players
         self._generators = GameGenerators(seed)
@@ -287,6 +287,7 @@ class _AllSoFar(LLMObservationWrapper):  # type: ignore[misc]
     """Shows a player all messages so far, like TextArena's default; an observation that is text already stays."""
 
     def observation(self, player_id: int, observation: Any) -> Any:
+        """The observation as text."""
         if isinstance(observation, str):
             return observation
         return super().observation(player_id, observation)

@@ -33,6 +33,7 @@ class _Table:
         self._integers: tuple[int, ...] = ()
 
     def unpacked(self, ids: Packed) -> tuple[int, ...]:
+        """See the module's `unpacked`."""
         if isinstance(ids, tuple):
             return ids
         numbers = memoryview(ids).cast("I")
