@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.measure import MEGABYTE, Result, add_repetition, between, run_check
+from benchmarks.measure import MEGABYTE, Result, add_repetition, between, medians, run_check
 from benchmarks.stub_games import KeptGames, Window, after_turns, collect, local_cluster, play_without_dask, vllm_config
 from pipeline.episode_store import EpisodeStore
 from tasks.contracts import Episode
@@ -128,22 +128,28 @@ def _try_setting(result: Result, label: str, table: pa.Table, path: Path, **argu
 
 
 def beside_games(options: argparse.Namespace) -> Result:
-    """Turns per second and CPU of games in flight while `steps` steps come in, with shards and without."""
-    n, rates = options.in_flight, {}
+    """Turns per second and CPU of games in flight while `steps` steps come in, with shards and without.
+
+    Each way plays half of the steps twice, without, with, with, without, so that a machine whose speed drifts favours
+    neither.
+    """
+    n, half = options.in_flight, options.steps // 2
+    rates: dict[bool, list[Result]] = {False: [], True: []}
     with local_cluster(n) as client:
-        for shards in (False, True):
-            bounds = (options.steps // 10, options.steps // 10 + options.steps)
-            window = Window([after_turns(bound) for bound in bounds])
+        for shards in (False, True, True, False):
+            window = Window([after_turns(bound) for bound in (half // 5, half // 5 + half)])
             collect(client, vllm_config(n, options.latency_ms / 1000), n, window, shards=shards)
-            rates[shards] = between(*window.marks)
+            rates[shards].append(between(*window.marks))
+    without, beside = medians(rates[False]), medians(rates[True])
     return {
         "in_flight": n,
         "steps": options.steps,
-        "turns_per_s_without": rates[False]["turns_per_s"],
-        "turns_per_s_with": rates[True]["turns_per_s"],
-        "share_kept": rates[True]["turns_per_s"] / rates[False]["turns_per_s"],
-        "cpu_ms_per_turn_without": rates[False]["cpu_ms_per_turn"],
-        "cpu_ms_per_turn_with": rates[True]["cpu_ms_per_turn"],
+        "turns_per_s_without": without["turns_per_s"],
+        "turns_per_s_with": beside["turns_per_s"],
+        "share_kept": beside["turns_per_s"] / without["turns_per_s"],
+        "cpu_ms_per_turn_without": without["cpu_ms_per_turn"],
+        "cpu_ms_per_turn_with": beside["cpu_ms_per_turn"],
+        "cpu_share": beside["cpu_ms_per_turn"] / without["cpu_ms_per_turn"],
     }
 
 
