@@ -32,6 +32,7 @@ from tasks.base_model import read_base
 from tasks.contracts import AdapterRef, EngineFigures, EngineSpec, Episode, LoraSpec
 from tasks.engine_settings import engine_arguments, physical_cores, set_environment
 from tasks.models import resolve_model
+from tasks.token_ids import TokenIds
 
 SMALL_MODEL = "builtin:smollm2-135m-instruct"
 MAX_TOKENS = 24
@@ -106,7 +107,7 @@ class Rounds(KeptGames):
         pause = self._options.warm_up if taken % 2 else self._options.seconds
         self._next_at = time.monotonic() - self.first_at + pause
 
-    def _go_offline(self, before: list[tuple[int, ...]], within: list[tuple[int, ...]]) -> None:
+    def _go_offline(self, before: list[TokenIds], within: list[TokenIds]) -> None:
         """Both caches are warm: the engine's from the games before the round, the offline one's from their prompts."""
         with standing_still(self._client):
             self._offline.fill_cache(before)
@@ -153,9 +154,9 @@ def standing_still(client: Client) -> Iterator[None]:
             process.resume()
 
 
-def prompts_in_order(episodes: Sequence[Episode]) -> list[tuple[int, ...]]:
+def prompts_in_order(episodes: Sequence[Episode]) -> list[TokenIds]:
     """The prompts of all their steps, in the order in which they were asked."""
-    asked: list[tuple[float, tuple[int, ...]]] = []
+    asked: list[tuple[float, TokenIds]] = []
     for episode in episodes:
         at = episode.started_at
         for step in episode.steps:

@@ -12,6 +12,7 @@ from pipeline.replay import TrainingStep
 from tasks.contracts import AgentSpec, Choice, GameSpec, Mode, ModelKind, ModelRef, Role, Status, Step, Trajectory
 from tasks.play import play_game
 from tasks.prompts import prompt_template
+from tasks.token_ids import TokenIds
 
 ENV_ID = "KuhnPoker-v0-train"
 LOGPROB = -1.5
@@ -97,8 +98,8 @@ def _recorded(
         action=step.choice.action,
         completion="",
         format_ok=True,
-        prompt_ids=tuple(prompt),
-        completion_ids=tuple(answer),
+        prompt_ids=TokenIds(prompt),
+        completion_ids=TokenIds(answer),
         logprobs=(LOGPROB,) * len(answer),
     )
     return TrainingStep(

@@ -23,7 +23,7 @@ from benchmarks.stub_games import KeptGames, Window, after_turns, collect, local
 from pipeline.episode_store import EpisodeStore
 from tasks.contracts import Episode
 from tasks.schemas import STEP_SCHEMA
-from tasks.shards import read_shard, read_steps, steps_table
+from tasks.shards import parquet_options, read_shard, read_steps, steps_table
 
 EPISODES_PER_SHARD = 256
 COMPRESSIONS = (("zstd", 1), ("zstd", 3), ("zstd", 9), ("snappy", None), ("lz4", None), ("none", None))
@@ -103,7 +103,10 @@ def _read_jsonl(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def settings(options: argparse.Namespace) -> Result:
-    """One shard's steps under each compression, and under row groups of several sizes with the one in use."""
+    """One shard's steps under each compression, row groups of several sizes and with dictionaries for all columns.
+
+    Each differs from what is in use (`tasks.shards.parquet_options`) in that one thing.
+    """
     episodes = played(options.steps)[:EPISODES_PER_SHARD]
     table = steps_table(episodes)
     result: Result = {"steps": table.num_rows}
@@ -113,13 +116,15 @@ def settings(options: argparse.Namespace) -> Result:
             label = name if level is None else f"{name}{level}"
             _try_setting(result, label, table, path, compression=name, compression_level=level)
         for rows in ROW_GROUPS:
-            _try_setting(result, f"groups_of_{rows}", table, path, compression="zstd", row_group_size=rows)
+            _try_setting(result, f"groups_of_{rows}", table, path, row_group_size=rows)
+        _try_setting(result, "all_dictionaries", table, path, use_dictionary=True)
     return result
 
 
 def _try_setting(result: Result, label: str, table: pa.Table, path: Path, **arguments: Any) -> None:
     """Write, read, read one game; best of five, for they take milliseconds."""
-    write = min(_seconds(lambda: pq.write_table(table, path, write_page_checksum=True, **arguments)) for _ in range(5))
+    options = parquet_options(table.schema) | arguments
+    write = min(_seconds(lambda: pq.write_table(table, path, **options)) for _ in range(5))
     game = table["game_id"][0].as_py()
     result[f"{label}_write_ms"] = 1000 * write
     result[f"{label}_read_ms"] = 1000 * min(_seconds(lambda: read_shard(path, STEP_SCHEMA)) for _ in range(5))

@@ -14,6 +14,7 @@ from tasks.contracts import Choice, EngineReply, SamplingSpec
 from tasks.errors import ConfigError
 from tasks.names import nearest
 from tasks.prompts import Extraction, Parsed
+from tasks.token_ids import TokenIds
 
 DEFAULT_VOTERS = 3
 _NAMES = ("default", "majority")
@@ -87,8 +88,8 @@ def _choice(reply: EngineReply, parsed: list[Parsed], played: int, votes: Counte
         completion=completion.text,
         format_ok=action.format_ok,
         feedback=action.feedback,
-        prompt_ids=reply.prompt_ids,
-        completion_ids=completion.token_ids,
+        prompt_ids=TokenIds(reply.prompt_ids),
+        completion_ids=TokenIds(completion.token_ids),
         logprobs=tuple(math.nan if value is None else value for value in completion.logprobs),
         finish_reason=completion.finish_reason,
         token_limit=reply.token_limit,

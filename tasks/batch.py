@@ -138,7 +138,7 @@ def _continues(item: RecordedStep, before: RecordedStep) -> bool:
 def _sample(run: Sequence[RecordedStep]) -> LearnerSample:
     last, first = run[-1].step.choice, run[0]
     return LearnerSample(
-        token_ids=last.prompt_ids + last.completion_ids,
+        token_ids=tuple(last.prompt_ids + last.completion_ids),
         spans=tuple(
             (len(item.step.choice.prompt_ids), len(item.step.choice.prompt_ids) + len(item.step.choice.completion_ids))
             for item in run

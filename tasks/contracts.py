@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from tasks.token_ids import packed, unpacked
+from tasks.token_ids import NO_IDS, TokenIds
 
 
 class Mode(StrEnum):
@@ -192,8 +192,8 @@ class Choice:
     completion: str | None
     format_ok: bool
     feedback: str = ""
-    prompt_ids: tuple[int, ...] = ()
-    completion_ids: tuple[int, ...] = ()
+    prompt_ids: TokenIds = NO_IDS
+    completion_ids: TokenIds = NO_IDS
     logprobs: tuple[float, ...] = ()
     finish_reason: str | None = None
     token_limit: int | None = None
@@ -203,24 +203,19 @@ class Choice:
     confidence: float | None = None
     entropy: float | None = None
 
+    def __post_init__(self) -> None:
+        """Ids may be given as any sequence of integers. `DatasetError` where they are none."""
+        for name in ("prompt_ids", "completion_ids"):
+            ids = getattr(self, name)
+            if not isinstance(ids, TokenIds):
+                object.__setattr__(self, name, TokenIds(ids))
+
     @property
     def logprobs_ok(self) -> bool:
         """Whether every completion token has a finite log-probability; a step without is never trained on."""
-        return len(self.logprobs) == len(self.completion_ids) and all(map(math.isfinite, self.logprobs))
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What is pickled: the ids packed."""
-        return {
-            **self.__dict__,
-            "prompt_ids": packed(self.prompt_ids),
-            "completion_ids": packed(self.completion_ids),
-        }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take what was pickled; the ids' integers become shared ones."""
-        self.__dict__.update(
-            state, prompt_ids=unpacked(state["prompt_ids"]), completion_ids=unpacked(state["completion_ids"])
-        )
+        if len(self.logprobs) != len(self.completion_ids):
+            return False
+        return math.isfinite(sum(self.logprobs)) or all(map(math.isfinite, self.logprobs))  # a sum is quicker
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ import numpy as np
 
 from tasks.errors import boundary
 
+_ENCODER = json.JSONEncoder(sort_keys=True, allow_nan=False)
+
 
 def to_json(value: object) -> str:
     """JSON text of any value: the same text for equal values, in ASCII, never an error.
@@ -21,7 +23,7 @@ def to_json(value: object) -> str:
     at all (cyclic, or its own `str` raises) becomes one string that names its type and the error.
     """
     with boundary() as caught:
-        text = json.dumps(_plain(value), sort_keys=True, allow_nan=False)
+        text = _ENCODER.encode(_plain(value))
     if caught.error is not None:
         text = json.dumps(f"<{type(value).__name__}: {type(caught.error).__name__}>")
     return text

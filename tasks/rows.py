@@ -27,6 +27,7 @@ from tasks.contracts import (
 )
 from tasks.errors import DatasetError
 from tasks.shards import unescaped
+from tasks.token_ids import TokenIds
 
 _Row = Mapping[str, Any]
 _Word = TypeVar("_Word", bound=StrEnum)
@@ -133,8 +134,8 @@ def _step(row: _Row) -> Step:
         completion=row["completion"],
         format_ok=row["format_ok"],
         feedback=row["feedback"] or "",
-        prompt_ids=tuple(row["prompt_ids"]),
-        completion_ids=tuple(row["completion_ids"]),
+        prompt_ids=TokenIds(row["prompt_ids"]),
+        completion_ids=TokenIds(row["completion_ids"]),
         logprobs=tuple(row["logprobs"]),
         finish_reason=row["finish_reason"],
         token_limit=row["token_limit"],

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 SCHEMA_VERSION = 1
 VERSION_KEY = b"selfplay.schema_version"
+TOKEN_IDS = pa.list_(pa.int32())
 
 _TEXT, _TEXTS = pa.string(), pa.list_(pa.string())
 _COUNT, _SETTING, _REAL = pa.int32(), pa.int64(), pa.float64()
@@ -93,11 +94,9 @@ STEP_SCHEMA = pa.schema(
         _always("model_uid", _TEXT, "which weights or script answered"),
         _maybe("policy_version", _SETTING, "version of the policy that answered, 0 the base; null: not the policy"),
         _always("observation", _TEXT, "what the environment showed the player"),
-        _always("prompt_ids", pa.list_(pa.int32()), "the engine's own prompt tokens; empty: no engine", "token ids"),
+        _always("prompt_ids", TOKEN_IDS, "the engine's own prompt tokens; empty: no engine", "token ids"),
         _maybe("completion", _TEXT, "what the player said, whole; null: the endpoint answered without a text"),
-        _always(
-            "completion_ids", pa.list_(pa.int32()), "the engine's own completion tokens; empty: no engine", "token ids"
-        ),
+        _always("completion_ids", TOKEN_IDS, "the engine's own completion tokens; empty: no engine", "token ids"),
         _always(
             "logprobs",
             pa.list_(pa.float32()),

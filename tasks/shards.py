@@ -10,7 +10,7 @@ import errno
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ from tasks.contracts import AgentSpec, Episode, SamplingSpec
 from tasks.errors import DatasetError
 from tasks.json_text import to_json
 from tasks.outcomes import outcomes
-from tasks.schemas import EPISODE_SCHEMA, SCHEMA_VERSION, STEP_SCHEMA, VERSION_KEY
+from tasks.schemas import EPISODE_SCHEMA, SCHEMA_VERSION, STEP_SCHEMA, TOKEN_IDS, VERSION_KEY
+from tasks.token_ids import TokenIds
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _ESCAPED = re.compile(r"[\\\ud800-\udfff]")  # a backslash too, so that an escape can be told from what was said
@@ -32,7 +33,7 @@ _ESCAPE = re.compile(r"\\(?:\\|u(d[89a-f][0-9a-f]{2}))")
 def _array(values: list[Any], field: pa.Field[Any]) -> pa.Array[Any]:
     """One column, with the nulls and the type its field allows."""
     try:
-        column: pa.Array[Any] = pa.array(values, field.type)
+        column: pa.Array[Any] = _token_ids(values) if field.type == TOKEN_IDS else pa.array(values, field.type)
     except (pa.ArrowException, OverflowError) as error:
         raise DatasetError(
             f"column {field.name!r} takes {field.type}, got a value that is not: {error}; "
@@ -42,6 +43,14 @@ def _array(values: list[Any], field: pa.Field[Any]) -> pa.Array[Any]:
         row = column.is_null().index(True).as_py()
         raise DatasetError(f"column {field.name!r} takes no null, got one in row {row}: give every episode a value")
     return column
+
+
+def _token_ids(rows: Sequence[TokenIds]) -> pa.Array[Any]:
+    """A column of token ids, from their bytes."""
+    starts = pa.array([0, *accumulate(map(len, rows))], pa.int32())
+    data = pa.py_buffer(b"".join(map(bytes, rows)))
+    unsigned = pa.Array.from_buffers(pa.uint32(), data.size // 4, [None, data])
+    return pa.ListArray.from_arrays(starts, unsigned.cast(pa.int32()), type=TOKEN_IDS)
 
 
 def _table(columns: dict[str, list[Any]], rows: int, schema: pa.Schema) -> pa.Table:
@@ -114,7 +123,7 @@ def episodes_table(episodes: Sequence[Episode]) -> pa.Table:
         "prompt_template": by_player(lambda agent: agent.prompt_template),
         "action_extraction": by_player(lambda agent: agent.action_extraction),
         "action_sampler": by_player(lambda agent: agent.action_sampler),
-        "sampling": by_player(lambda agent: to_json(asdict(agent.sampling)) if agent.sampling else None),
+        "sampling": by_player(lambda agent: to_json(vars(agent.sampling)) if agent.sampling else None),
         "rewards": [episode.rewards for episode in episodes],
         "outcome": [None if e.rewards is None else outcomes(e.rewards, e.offender) for e in episodes],
         "status": [episode.status for episode in episodes],
@@ -199,6 +208,22 @@ _ADVICE = {
 }
 
 
+def parquet_options(schema: pa.Schema) -> dict[str, Any]:
+    """How `pq.write_table` writes a shard of this schema.
+
+    Lists of numbers have no statistics, which nobody asks of them, and no dictionary: log-probabilities are all
+    different, and what the token ids of one game have in common is found by the compression, unless a dictionary has
+    packed them into some bits each.
+    """
+    columns = []
+    for field in schema:
+        if not pa.types.is_list(field.type):
+            columns.append(field.name)
+        elif pa.types.is_string(field.type.value_type):
+            columns.append(f"{field.name}.list.element")
+    return {"compression": "zstd", "use_dictionary": columns, "write_statistics": columns, "write_page_checksum": True}
+
+
 def write_shard(table: pa.Table, path: Path) -> None:
     """Publish one shard: a reader sees all of it under `path`, or nothing, also after a power cut.
 
@@ -208,7 +233,7 @@ def write_shard(table: pa.Table, path: Path) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with open(temporary, "wb") as file:
-            pq.write_table(table, file, compression="zstd", write_page_checksum=True)
+            pq.write_table(table, file, **parquet_options(table.schema))
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

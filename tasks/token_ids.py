@@ -1,53 +1,92 @@
-"""Token ids on their way between processes: packed while they travel, made of shared integers where they arrive.
+"""Token ids as they are kept, sent and stored: an immutable sequence of 32 bits each.
 
-A learner's buffer holds millions of the same few thousand. A fresh Python integer weighs 32 bytes, so that a tuple of
-300 fresh ones weighs 12 kB; with shared ones it is 2.4 kB.
+A learner's buffer holds millions of them. In a tuple each costs 8 bytes and, unless it is shared, an object of 32; to
+pickle, to collect garbage and to make a column of a shard takes them one by one. Here they stay bytes until someone
+looks at them.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
-from operator import itemgetter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, overload
 
-LARGEST_TABLE = 2**18  # more than vocabularies have
-
-Packed = bytes | tuple[int, ...]
-"""32 bits for each id, in the machine's byte order; or the ids as they are, where one of them is no token's."""
+from tasks.errors import DatasetError
 
 
-def packed(ids: tuple[int, ...]) -> Packed:
-    """Ids in a form that is quick to pickle and to take apart again."""
-    if len(ids) < 2:
-        return ids
-    try:
-        return array("I", ids).tobytes()
-    except OverflowError:
-        return ids
+class TokenIds(Sequence[int]):
+    """Token ids; equal to a tuple or list of the same ids, and with a tuple's hash.
 
+    Args:
+        ids: whole numbers from 0 to 2**31 - 1, which is as far as the dataset's column goes.
 
-class _Table:
-    """The process's one object for each small integer; grows by being replaced, so that threads need no lock."""
+    Raises:
+        DatasetError: something in `ids` is no whole number of 32 bits.
+    """
 
-    def __init__(self) -> None:
-        self._integers: tuple[int, ...] = ()
+    __slots__ = ("_data",)
 
-    def unpacked(self, ids: Packed) -> tuple[int, ...]:
-        """See the module's `unpacked`."""
-        if isinstance(ids, tuple):
-            return ids
-        numbers = memoryview(ids).cast("I")
-        # In one call: a loop in Python would take longer than the ids did to arrive.
-        pick: Callable[[tuple[int, ...]], tuple[int, ...]] = itemgetter(*numbers)
+    def __init__(self, ids: Iterable[int] = ()) -> None:
+        listed = list(ids)
         try:
-            return pick(self._integers)
-        except IndexError:
-            largest = max(numbers)
-            if largest >= LARGEST_TABLE:
-                return tuple(numbers)
-            integers = self._integers = tuple(range(largest + 1))
-            return pick(integers)
+            self._data = array("I", listed).tobytes()
+        except (TypeError, OverflowError) as error:
+            raise DatasetError(
+                f"token ids are whole numbers from 0 to 2**31 - 1, got {_odd_one(listed)!r}; "
+                "look at what the engine gave"
+            ) from error
+
+    @classmethod
+    def of_bytes(cls, data: bytes) -> TokenIds:
+        """The ids that `bytes(ids)` stands for: 32 bits each, in the machine's byte order."""
+        ids = cls.__new__(cls)
+        ids._data = data
+        return ids
+
+    def __bytes__(self) -> bytes:
+        return self._data
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _of_bytes, (self._data,)
+
+    def __len__(self) -> int:
+        return len(self._data) // 4
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._view())
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> TokenIds: ...
+
+    def __getitem__(self, at: int | slice) -> int | TokenIds:
+        found = self._view()[at]
+        return found if isinstance(found, int) else TokenIds.of_bytes(found.tobytes())
+
+    def __add__(self, other: TokenIds) -> TokenIds:
+        return TokenIds.of_bytes(self._data + other._data)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, TokenIds):
+            return self._data == other._data
+        return isinstance(other, tuple | list) and self._view().tolist() == list(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return f"TokenIds({self._view().tolist()})"
+
+    def _view(self) -> memoryview:
+        return memoryview(self._data).cast("I")
 
 
-unpacked = _Table().unpacked
-"""The ids that were packed, made of integers that all others share."""
+_of_bytes = TokenIds.of_bytes
+NO_IDS = TokenIds()
+
+
+def _odd_one(ids: list[Any]) -> object:
+    """The first of the ids that is none."""
+    return next((one for one in ids if not (isinstance(one, int) and 0 <= one < 2**32)), ids)

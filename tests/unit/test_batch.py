@@ -41,7 +41,7 @@ def test_what_does_not_continue_stands_alone(second) -> None:  # type: ignore[no
     first = recorded_step([1, 2], [3, 4])
     samples = samples_of([first, second])
     assert sorted(sample.token_ids for sample in samples) == sorted(
-        item.step.choice.prompt_ids + item.step.choice.completion_ids for item in (first, second)
+        tuple(item.step.choice.prompt_ids + item.step.choice.completion_ids) for item in (first, second)
     )
 
 
