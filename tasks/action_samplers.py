@@ -90,7 +90,7 @@ def _choice(reply: EngineReply, parsed: list[Parsed], played: int, votes: Counte
         feedback=action.feedback,
         prompt_ids=TokenIds(reply.prompt_ids),
         completion_ids=TokenIds(completion.token_ids),
-        logprobs=tuple(math.nan if value is None else value for value in completion.logprobs),
+        logprobs=tuple(math.nan if value is None else float(value) for value in completion.logprobs),
         finish_reason=completion.finish_reason,
         token_limit=reply.token_limit,
         generated_tokens=sum(len(one.token_ids) for one in reply.completions),

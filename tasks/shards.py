@@ -49,8 +49,8 @@ def _token_ids(rows: Sequence[TokenIds]) -> pa.Array[Any]:
     """A column of token ids, from their bytes."""
     starts = pa.array([0, *accumulate(map(len, rows))], pa.int32())
     data = pa.py_buffer(b"".join(map(bytes, rows)))
-    unsigned = pa.Array.from_buffers(pa.uint32(), data.size // 4, [None, data])
-    return pa.ListArray.from_arrays(starts, unsigned.cast(pa.int32()), type=TOKEN_IDS)
+    ids = pa.Array.from_buffers(pa.int32(), data.size // 4, [None, data])
+    return pa.ListArray.from_arrays(starts, ids, type=TOKEN_IDS)
 
 
 def _table(columns: dict[str, list[Any]], rows: int, schema: pa.Schema) -> pa.Table:

@@ -7,21 +7,24 @@ looks at them.
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, overload
+from typing import Any, SupportsIndex, overload
 
 from tasks.errors import DatasetError
+
+_TOP_BYTES = slice(3 if sys.byteorder == "little" else 0, None, 4)
 
 
 class TokenIds(Sequence[int]):
     """Token ids; equal to a tuple or list of the same ids, and with a tuple's hash.
 
     Args:
-        ids: whole numbers from 0 to 2**31 - 1, which is as far as the dataset's column goes.
+        ids: whole numbers from 0 to 2**31 - 1, which is what the dataset's columns hold.
 
     Raises:
-        DatasetError: something in `ids` is no whole number of 32 bits.
+        DatasetError: one of `ids` is something else.
     """
 
     __slots__ = ("_data",)
@@ -31,10 +34,9 @@ class TokenIds(Sequence[int]):
         try:
             self._data = array("I", listed).tobytes()
         except (TypeError, OverflowError) as error:
-            raise DatasetError(
-                f"token ids are whole numbers from 0 to 2**31 - 1, got {_odd_one(listed)!r}; "
-                "look at what the engine gave"
-            ) from error
+            raise _no_ids(listed) from error
+        if not self._data[_TOP_BYTES].isascii():  # one of them has its highest bit set
+            raise _no_ids(listed)
 
     @classmethod
     def of_bytes(cls, data: bytes) -> TokenIds:
@@ -87,6 +89,7 @@ _of_bytes = TokenIds.of_bytes
 NO_IDS = TokenIds()
 
 
-def _odd_one(ids: list[Any]) -> object:
-    """The first of the ids that is none."""
-    return next((one for one in ids if not (isinstance(one, int) and 0 <= one < 2**32)), ids)
+def _no_ids(ids: list[Any]) -> DatasetError:
+    """The error that names the first of the ids that is none."""
+    odd = next(one for one in ids if not (isinstance(one, SupportsIndex) and 0 <= one.__index__() < 2**31))
+    return DatasetError(f"token ids are whole numbers from 0 to 2**31 - 1, got {odd!r}; look at what the engine gave")

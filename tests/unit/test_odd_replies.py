@@ -62,8 +62,8 @@ REPLIES = {
 class OneReply:
     """An engine that says one thing."""
 
-    def __init__(self, text: str, logprobs: tuple[float | None, ...] = (-0.5,)) -> None:
-        self._completion = Completion(text, (7,), logprobs, "stop")
+    def __init__(self, text: str, logprobs: tuple[float | None, ...] = (-0.5,), token_id: int = 7) -> None:
+        self._completion = Completion(text, (token_id,), logprobs, "stop")
 
     async def generate(
         self,
@@ -163,6 +163,20 @@ def room() -> int:
     """The tokens of the longest prompt of the game below."""
     episode = played(game(env_id="KuhnPoker-v0-train"), OneReply("\\boxed{[check]}"))
     return max(len(prompt_token_ids([{"role": "user", "content": step.observation}])) for step in episode.steps)
+
+
+@pytest.mark.parametrize("token_id", [-1, 2**31, 2**70, 1.5])
+def test_ids_that_are_none_fail_their_game_and_no_shard(token_id: Any) -> None:
+    episode = played(game(), OneReply(BET, token_id=token_id))
+    assert (episode.status, episode.steps) == (Status.FAILED, ())
+    assert f"token ids are whole numbers from 0 to 2**31 - 1, got {token_id}; look at" in episode.reason
+    assert episodes_table([episode]).num_rows == 1
+
+
+def test_a_log_probability_that_is_no_number_fails_its_game() -> None:
+    odd: Any = ("low",)
+    episode = played(game(), OneReply(BET, logprobs=odd))
+    assert (episode.status, episode.reason) == (Status.FAILED, "ValueError: could not convert string to float: 'low'")
 
 
 def among(specs: list[GameSpec], **changes: Any) -> list[Episode]:

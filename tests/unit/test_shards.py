@@ -170,8 +170,8 @@ def test_log_probabilities_that_are_missing_are_flagged() -> None:
 def test_a_value_of_a_wrong_type_is_refused_by_its_column() -> None:
     with pytest.raises(DatasetError, match=r"column 'worker' takes string, got a value that is not"):
         episodes_table([full_episode(worker=5)])
-    with pytest.raises(DatasetError, match=r"column 'prompt_ids' takes list<item: int32>, got a value that is not"):
-        steps_table([full_episode(steps=(replace(SAID, choice=replace(SAID.choice, prompt_ids=(2**31,))),))])
+    with pytest.raises(DatasetError, match=r"column 'reward' takes double, got a value that is not"):
+        steps_table([full_episode(steps=(replace(SAID, reward="high"),))])
 
 
 def test_a_null_where_a_value_must_be_is_refused_by_its_column_and_row() -> None:
