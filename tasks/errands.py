@@ -87,13 +87,16 @@ class _Errand(Generic[T]):
 
     def begin(self) -> None:
         """On the other loop."""
-        self._task = asyncio.get_running_loop().create_task(self._make())
+        self._task = asyncio.get_running_loop().create_task(self._run())
         self._task.add_done_callback(lambda task: self._ended(partial(self._settle, task)))
 
     def cancel(self) -> None:
         """On the other loop, after `begin`."""
         if self._task is not None:
             self._task.cancel()
+
+    async def _run(self) -> T:
+        return await self._make()  # in the task, so that an error in making it is the task's too
 
     def _settle(self, task: asyncio.Task[T]) -> None:
         error = None if task.cancelled() else task.exception()

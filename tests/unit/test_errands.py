@@ -89,6 +89,19 @@ def test_an_error_is_raised_where_it_is_waited_for(there: asyncio.AbstractEventL
     assert asyncio.run(wait()) == 6
 
 
+def test_an_error_in_making_a_coroutine_strands_no_other(there: asyncio.AbstractEventLoop) -> None:
+    def unmade() -> Any:
+        raise LookupError("nothing to make")
+
+    async def three() -> list[Any]:
+        errands = Errands(there)
+        makes = (lambda: doubled(1), unmade, lambda: doubled(2))
+        return await asyncio.wait_for(asyncio.gather(*map(errands.run, makes), return_exceptions=True), 5)
+
+    first, second, third = asyncio.run(three())
+    assert (first[0], repr(second), third[0]) == (2, "LookupError('nothing to make')", 4)
+
+
 def test_a_cancelled_caller_cancels_what_runs_there(there: asyncio.AbstractEventLoop) -> None:
     begun, cancelled = threading.Event(), threading.Event()
 
