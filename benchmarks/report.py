@@ -109,7 +109,7 @@ def model_runs(repeat: int) -> Iterator[tuple[str, Result]]:
         [*tiny, "--lora=0"],
         [*tiny, "--lora=1"],
         [*small, "--seconds=40", "--warm-up=20", "--lora=0"],
-        [*small, "--seconds=120", "--warm-up=60", "--lora=1", "--in-flight=16", "--batch=8"],
+        [*small, "--seconds=80", "--warm-up=40", "--lora=1", "--in-flight=16", "--batch=8"],
     ):
         yield f"{ENGINE} {' '.join(options)}", repeated(ENGINE, options, repeat)
     yield LEARNER, repeated(LEARNER, [f"--repeat={repeat}"], 1)
