@@ -102,14 +102,14 @@ def model_runs(repeat: int) -> Iterator[tuple[str, Result]]:
     With an adapter a batch of 16 of the small model takes minutes.
     """
     tiny = ["--model=tiny", "--rounds=2", "--seconds=15"]
-    small = ["--model=builtin:smollm2-135m-instruct", "--rounds=1"]
+    small = ["--model=builtin:smollm2-135m-instruct", "--rounds=1", "--seconds=40", "--warm-up=20"]
     for options in (
         [*tiny, "--engine-cores=1", "--lora=0"],
         [*tiny, "--engine-cores=1", "--lora=1"],
         [*tiny, "--lora=0"],
         [*tiny, "--lora=1"],
-        [*small, "--seconds=40", "--warm-up=20", "--lora=0"],
-        [*small, "--seconds=80", "--warm-up=40", "--lora=1", "--in-flight=16", "--batch=8"],
+        [*small, "--lora=0"],
+        [*small, "--lora=1", "--in-flight=16", "--batch=8"],
     ):
         yield f"{ENGINE} {' '.join(options)}", repeated(ENGINE, options, repeat)
     yield LEARNER, repeated(LEARNER, [f"--repeat={repeat}"], 1)
