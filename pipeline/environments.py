@@ -149,6 +149,7 @@ def check_environments(
     free: SimpleQueue[TrialProcess] = SimpleQueue()
 
     def check(of: tuple[str, str]) -> CheckedEnvironment:
+        """One environment, given with its game's name, in whichever process is free."""
         game, env_id = of
         process = free.get()
         found = find_out(process, env_id)

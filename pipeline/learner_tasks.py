@@ -74,6 +74,7 @@ class LearnerTasks:
         """
 
         def once() -> TrainReport:
+            """One attempt, on the learner that is there now."""
             learner = self._await_learner(on_wait)
             try:
                 # A batch is too large to travel in the graph; it goes to its worker before.

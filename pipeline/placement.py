@@ -50,6 +50,7 @@ def split_quotas(
     shares = {engine: dict.fromkeys(Mode, 0) for engine in capacities}
 
     def order(lane: Mode, engine: str) -> tuple[int, bool, int, int]:
+        """What an engine is chosen by for one more of the lane: the least comes first."""
         here = held.get(engine, ())
         return shares[engine][lane], lane not in here, len(here), sum(shares[engine].values())
 

@@ -99,6 +99,7 @@ def _identity(address: str, security: Mapping[str, Any], timeout_s: float) -> di
     """
 
     async def ask() -> dict[str, Any]:
+        """What the scheduler says of itself."""
         async with rpc(address, timeout=timeout_s, connection_args=security) as server:
             identity: dict[str, Any] = await asyncio.wait_for(server.identity(), timeout_s)
             return identity

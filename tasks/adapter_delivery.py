@@ -139,6 +139,7 @@ async def _ask_driver(adapter: AdapterRef, problem: AdapterError) -> Mapping[str
         raise problem from None
 
     async def ask() -> Mapping[str, bytes]:
+        """The adapter's files by name, from the driver."""
         files: Mapping[str, bytes] = await getattr(worker.scheduler, _WANTED)(path=adapter.path)
         return files
 

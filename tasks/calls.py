@@ -251,10 +251,12 @@ async def _in_thread(function: Callable[[], T], env_id: str, limit_s: float) -> 
     answer: asyncio.Future[_Outcome[T]] = loop.create_future()
 
     def settle(outcome: _Outcome[T]) -> None:
+        """On the loop; too late where the wait was given up."""
         if not answer.done():
             answer.set_result(outcome)
 
     def call() -> None:
+        """In the thread."""
         outcome = _Outcome(function)
         with suppress(RuntimeError):  # the loop was closed meanwhile
             loop.call_soon_threadsafe(settle, outcome)

@@ -213,9 +213,7 @@ class Choice:
     @property
     def logprobs_ok(self) -> bool:
         """Whether every completion token has a finite log-probability; a step without is never trained on."""
-        if len(self.logprobs) != len(self.completion_ids):
-            return False
-        return math.isfinite(sum(self.logprobs)) or all(map(math.isfinite, self.logprobs))  # a sum is quicker
+        return len(self.logprobs) == len(self.completion_ids) and all(map(math.isfinite, self.logprobs))
 
 
 @dataclass(frozen=True)

@@ -214,10 +214,11 @@ class _Figures:
                 pass
 
             def record(self, scheduler_stats: Any, iteration_stats: Any, *_args: Any, **_kwargs: Any) -> None:
+                """Called by vLLM after each step of the engine."""
                 figures.record(scheduler_stats, iteration_stats)
 
             def log_engine_initialized(self) -> None:
-                pass
+                """Asked for by vLLM's interface; there is nothing to say."""
 
         return Recorder
 

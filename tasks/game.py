@@ -243,6 +243,7 @@ class Game:
         told = state.set_invalid_move
 
         def watched(*args: Any, **kwargs: Any) -> Any:
+            """What the state does when told, noted."""
             player_id = state.current_player_id
             answer = told(*args, **kwargs)
             self._illegal = True

@@ -127,6 +127,7 @@ def _in_chat(goal: str, *, system: bool) -> Template:
     """
 
     def template(observation: str) -> Messages:
+        """One message, or the goal apart as the system's."""
         task = f"Observation:\n{observation}\n\n{_REASON_FIRST}"
         if not system:
             return [{"role": "user", "content": f"{goal}\n\n{task}"}]

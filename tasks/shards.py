@@ -98,6 +98,7 @@ def episodes_table(episodes: Sequence[Episode]) -> pa.Table:
     specs = [episode.spec for episode in episodes]
 
     def by_player(value: Callable[[AgentSpec], Any]) -> list[Any]:
+        """A column with a list for each game, of one value per player."""
         return [[value(agent) for agent in spec.agents] for spec in specs]
 
     columns: dict[str, list[Any]] = {
@@ -156,6 +157,7 @@ def steps_table(episodes: Sequence[Episode]) -> pa.Table:
     choices = [step.choice for step in steps]
 
     def sampling(value: Callable[[SamplingSpec], Any]) -> list[Any]:
+        """A column of what was sampled with; null for scripted players."""
         return [None if agent.sampling is None else value(agent.sampling) for agent in agents]
 
     columns: dict[str, list[Any]] = {

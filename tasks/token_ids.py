@@ -48,9 +48,6 @@ class TokenIds(Sequence[int]):
     def __bytes__(self) -> bytes:
         return self._data
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _of_bytes, (self._data,)
-
     def __len__(self) -> int:
         return len(self._data) // 4
 
@@ -85,7 +82,6 @@ class TokenIds(Sequence[int]):
         return memoryview(self._data).cast("I")
 
 
-_of_bytes = TokenIds.of_bytes
 NO_IDS = TokenIds()
 
 

@@ -174,6 +174,17 @@ def test_a_value_of_a_wrong_type_is_refused_by_its_column() -> None:
         steps_table([full_episode(steps=(replace(SAID, reward="high"),))])
 
 
+def test_lists_of_numbers_have_no_dictionary_and_no_statistics(tmp_path: Path) -> None:
+    write_shard(steps_table([full_episode()]), tmp_path / "steps.parquet")
+    group = pq.ParquetFile(tmp_path / "steps.parquet").metadata.row_group(0)
+    columns = {column.path_in_schema: column for column in map(group.column, range(group.num_columns))}
+    plain = {name for name, column in columns.items() if not column.has_dictionary_page}
+    assert plain >= {"prompt_ids.list.element", "completion_ids.list.element", "logprobs.list.element"}
+    assert plain.isdisjoint({"run_id", "game_id", "observation", "stop.list.element"})
+    assert not any(columns[name].is_stats_set for name in plain if name.endswith(".element"))
+    assert columns["game_id"].is_stats_set and columns["step_index"].is_stats_set
+
+
 def test_a_null_where_a_value_must_be_is_refused_by_its_column_and_row() -> None:
     with pytest.raises(DatasetError, match=r"column 'worker' takes no null, got one in row 1: give every episode"):
         episodes_table([full_episode(), full_episode(worker=None)])
