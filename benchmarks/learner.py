@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from benchmarks.measure import repeated, show
+from benchmarks.measure import run_alone, show
 from tasks.batch import samples_of
 from tasks.contracts import Role, SamplingSpec
 from tasks.learner_contracts import LearnerSample, LearnerSpec
@@ -213,7 +213,7 @@ def _relative_error(path: Path, reference: Path) -> float:
 
 def _in_process(name: str, gradients: Path, options: argparse.Namespace) -> dict[str, float]:
     given = [f"--{own}={getattr(options, own)}" for own in ("model", "threads", "steps", "chats")]
-    return repeated("benchmarks.learner", [f"--variant={name}", f"--gradients={gradients}", *given], 1)
+    return run_alone("benchmarks.learner", [f"--variant={name}", f"--gradients={gradients}", *given])
 
 
 def _return_freed_memory() -> None:

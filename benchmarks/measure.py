@@ -24,8 +24,7 @@ class Mark:
     """Totals at one moment: when (monotonic seconds), what was played, CPU seconds and memory of all processes.
 
     `driver_cpu_s` is of this process alone. `pss_mb` is the proportional set size: shared pages are split between the
-    processes that share them, so that the sum counts each once. `yardstick_s` is what the same small piece of work
-    takes this thread at that moment, in CPU seconds: it tells a slower machine from slower software.
+    processes that share them, so that the sum counts each once.
     """
 
     at: float
@@ -34,7 +33,6 @@ class Mark:
     driver_cpu_s: float
     cpu_s: float
     pss_mb: float
-    yardstick_s: float
 
 
 def take_mark(games: int, turns: int) -> Mark:
@@ -44,19 +42,7 @@ def take_mark(games: int, turns: int) -> Mark:
     at = time.monotonic()
     cpu = [_cpu_s(process) for process in processes]
     pss = sum(process.memory_full_info().pss for process in processes)
-    return Mark(
-        at, games, turns, driver_cpu_s=cpu[0], cpu_s=sum(cpu), pss_mb=pss / MEGABYTE, yardstick_s=_yardstick_s()
-    )
-
-
-def _yardstick_s() -> float:
-    """The median of seven tries of some milliseconds each."""
-    tries = []
-    for _ in range(7):
-        began = time.thread_time()
-        sum(number * number for number in range(50_000))
-        tries.append(time.thread_time() - began)
-    return median(tries)
+    return Mark(at, games, turns, driver_cpu_s=cpu[0], cpu_s=sum(cpu), pss_mb=pss / MEGABYTE)
 
 
 def _cpu_s(process: psutil.Process) -> float:
@@ -99,8 +85,7 @@ def run_check(
 
 def repeated(module: str, arguments: Sequence[str], times: int) -> Result:
     """Run `python -m module arguments` in a process of its own, `times` over; the median of every figure."""
-    runs = [_run(module, [*arguments, "--json"]) for _ in range(times)]
-    return medians(runs) | {"repeats": times}
+    return medians([run_alone(module, arguments) for _ in range(times)]) | {"repeats": times}
 
 
 def medians(runs: Sequence[Result]) -> Result:
@@ -108,10 +93,13 @@ def medians(runs: Sequence[Result]) -> Result:
     return {name: _median([run[name] for run in runs]) for name in runs[0]}
 
 
-def _run(module: str, arguments: Sequence[str]) -> Result:
-    command = [sys.executable, "-m", module, *arguments]
+def run_alone(module: str, arguments: Sequence[str]) -> Result:
+    """Run `python -m module arguments` once, in a process of its own; its line goes to stderr, too, as progress."""
+    command = [sys.executable, "-m", module, *arguments, "--json"]
     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    result: Result = json.loads(output.splitlines()[-1])
+    line = output.splitlines()[-1]
+    print(f"{module} {' '.join(arguments)}: {line}", file=sys.stderr, flush=True)
+    result: Result = json.loads(line)
     return result
 
 

@@ -13,7 +13,7 @@ import statistics
 import time
 from collections.abc import Callable
 
-from benchmarks.measure import Result, add_repetition, between, run_check
+from benchmarks.measure import Result, add_repetition, between, run_alone, run_check
 from benchmarks.stub_games import (
     KeptGames,
     Window,
@@ -55,33 +55,40 @@ def steady(options: argparse.Namespace) -> Result:
 def flat(options: argparse.Namespace) -> Result:
     """The last twentieth of many games beside the first one after warm-up: time, CPU and memory, as ratios.
 
-    Processors slow down under load: `machine_ratio` says how much longer the same small computation took at the end,
-    and `cpu_ratio` is what is left without that.
+    A machine's speed changes while they are played. So `cpu_ratio` and `time_ratio` are over those same first games of
+    a run that begins when this one has ended, and the `_raw` ones over this run's own.
     """
     n, games = options.in_flight, options.games
     piece = games // 20
-    bounds = (piece, 2 * piece, games - piece, games)
-    window = Window([after_games(bound) for bound in bounds])
+    window = Window([after_games(bound) for bound in (piece, 2 * piece, games - piece, games)])
     with local_cluster(n) as client:
         collect(client, vllm_config(n, options.latency_ms / 1000), n, window)
     first, last = between(*window.marks[:2]), between(*window.marks[2:])
-    begin, end = (
-        statistics.fmean(mark.yardstick_s for mark in marks) for marks in (window.marks[:2], window.marks[2:])
-    )
-    raw_ratio = last["cpu_ms_per_turn"] / first["cpu_ms_per_turn"]
+    settings = [f"--in-flight={n}", f"--latency-ms={options.latency_ms}", f"--games={games}"]
+    fresh = run_alone("benchmarks.orchestration", ["--check=opening", *settings])
     return {
         "in_flight": n,
         "games": games,
         "turns_per_s_first": first["turns_per_s"],
         "turns_per_s_last": last["turns_per_s"],
-        "machine_ratio": end / begin,
-        "cpu_ratio_raw": raw_ratio,
-        "cpu_ratio": raw_ratio / (end / begin),
-        "time_ratio": first["turns_per_s"] / last["turns_per_s"],
+        "turns_per_s_fresh": fresh["turns_per_s"],
+        "cpu_ratio": last["cpu_ms_per_turn"] / fresh["cpu_ms_per_turn"],
+        "time_ratio": fresh["turns_per_s"] / last["turns_per_s"],
+        "cpu_ratio_raw": last["cpu_ms_per_turn"] / first["cpu_ms_per_turn"],
+        "time_ratio_raw": first["turns_per_s"] / last["turns_per_s"],
         "rss_mb_first": first["rss_mb"],
         "rss_mb_last": last["rss_mb"],
         "memory_ratio": last["rss_mb"] / first["rss_mb"],
     }
+
+
+def opening(options: argparse.Namespace) -> Result:
+    """The second twentieth of so many games, of which no more are played: what `flat` compares the last one with."""
+    n, piece = options.in_flight, options.games // 20
+    window = Window([after_games(piece), after_games(2 * piece)])
+    with local_cluster(n) as client:
+        collect(client, vllm_config(n, options.latency_ms / 1000), n, window)
+    return {"in_flight": n, "games": 2 * piece, **between(*window.marks)}
 
 
 def level(options: argparse.Namespace) -> Result:
@@ -152,6 +159,7 @@ def prompts(options: argparse.Namespace) -> Result:
 CHECKS: dict[str, Callable[[argparse.Namespace], Result]] = {
     "steady": steady,
     "flat": flat,
+    "opening": opening,
     "level": level,
     "first-game": first_game,
     "prompts": prompts,
@@ -166,7 +174,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--latency-ms", type=float, default=50.0, help="the stub engine's time for a request")
     parser.add_argument("--seconds", type=float, default=20.0, help="length of the window")
     parser.add_argument("--warm-up", type=float, default=5.0, help="seconds of games before the window opens")
-    parser.add_argument("--games", type=int, default=20_000, help="games of the check `flat`")
+    parser.add_argument("--games", type=int, default=20_000, help="games of the checks `flat` and `opening`")
     parser.add_argument("--model", default="builtin:smollm2-135m-instruct", help="whose tokenizer `prompts` uses")
     add_repetition(parser)
     return parser

@@ -2,7 +2,7 @@
 
 `python -m benchmarks.report` takes forty minutes on a machine that does nothing else; `--models` runs those of a real
 engine and a real learner instead, about two hours by the sum of its parts. Every table appears as soon as its runs are
-done.
+done, and the line of every run on stderr before that.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from benchmarks.measure import Result, medians, repeated
+from benchmarks.measure import Result, medians, repeated, run_alone
 
 ORCHESTRATION = "benchmarks.orchestration"
 SHARDS = "benchmarks.shards"
@@ -78,7 +78,7 @@ def steady(repeat: int, seconds: float) -> Iterator[Sequence[object]]:
 def _steady_run(in_flight: int, seconds: float) -> Result:
     # All games begin at once: the window opens when their ends have spread out.
     warm_up = 5 if in_flight < 1000 else 12
-    return repeated(ORCHESTRATION, [f"--in-flight={in_flight}", f"--seconds={seconds}", f"--warm-up={warm_up}"], 1)
+    return run_alone(ORCHESTRATION, [f"--in-flight={in_flight}", f"--seconds={seconds}", f"--warm-up={warm_up}"])
 
 
 def stub_runs(repeat: int) -> Iterator[tuple[str, Result]]:
@@ -112,7 +112,7 @@ def model_runs(repeat: int) -> Iterator[tuple[str, Result]]:
         [*small, "--lora=1", "--in-flight=16", "--batch=8"],
     ):
         yield f"{ENGINE} {' '.join(options)}", repeated(ENGINE, options, repeat)
-    yield LEARNER, repeated(LEARNER, [f"--repeat={repeat}"], 1)
+    yield LEARNER, run_alone(LEARNER, [f"--repeat={repeat}"])
 
 
 def main() -> None:
