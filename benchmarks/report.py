@@ -101,7 +101,7 @@ def model_runs(repeat: int) -> Iterator[tuple[str, Result]]:
 
     With an adapter a batch of 16 of the small model takes minutes.
     """
-    tiny = ["--model=tiny", "--rounds=2", "--seconds=15"]
+    tiny = ["--model=tiny", "--rounds=4", "--seconds=15"]
     small = ["--model=builtin:smollm2-135m-instruct", "--rounds=1", "--seconds=40", "--warm-up=20"]
     for options in (
         [*tiny, "--engine-cores=1", "--lora=0"],
