@@ -26,17 +26,17 @@ def test_a_row_holds_what_is_asked_or_says_no(
     monkeypatch: pytest.MonkeyPatch, changed: dict[str, float], holds: list[str]
 ) -> None:
     run: dict[str, Any] = {**FIGURES, "cpu_ms_per_turn": 0.5, "rss_mb": 580.0, **changed}
-    monkeypatch.setattr(report, "repeated", lambda module, arguments, times: run)
+    monkeypatch.setattr(report, "run_alone", lambda module, arguments: run)
     assert [row[-1] for row in report.steady(repeat=3, seconds=1.0)] == holds
 
 
 def test_the_most_in_flight_is_compared_with_256_round_by_round(monkeypatch: pytest.MonkeyPatch) -> None:
     speeds = iter([1.0, 1.0, 1.0, 0.95, 0.5, 0.5, 0.5, 0.45, 2.0, 2.0, 2.0, 1.6])  # a machine that changes its own
 
-    def run(module: str, arguments: list[str], times: int) -> dict[str, float]:
+    def run(module: str, arguments: list[str]) -> dict[str, float]:
         return {**FIGURES, "turns_per_s": 2500 * next(speeds), "cpu_ms_per_turn": 0.5, "rss_mb": 580.0}
 
-    monkeypatch.setattr(report, "repeated", run)
+    monkeypatch.setattr(report, "run_alone", run)
     at_256, at_1024 = list(report.steady(repeat=3, seconds=1.0))[2:]
     assert (at_256[2], at_1024[2], at_1024[-1]) == (1.0, 0.9, "yes")
 
