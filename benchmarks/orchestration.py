@@ -11,7 +11,7 @@ import argparse
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from benchmarks.measure import Result, add_repetition, between, run_alone, run_check
 from benchmarks.stub_games import (
@@ -60,9 +60,7 @@ def flat(options: argparse.Namespace) -> Result:
     """
     n, games = options.in_flight, options.games
     piece = games // 20
-    window = Window([after_games(bound) for bound in (piece, 2 * piece, games - piece, games)])
-    with local_cluster(n) as client:
-        collect(client, vllm_config(n, options.latency_ms / 1000), n, window)
+    window = _marked(options, [piece, 2 * piece, games - piece, games])
     first, last = between(*window.marks[:2]), between(*window.marks[2:])
     settings = [f"--in-flight={n}", f"--latency-ms={options.latency_ms}", f"--games={games}"]
     fresh = run_alone("benchmarks.orchestration", ["--check=opening", *settings])
@@ -83,12 +81,19 @@ def flat(options: argparse.Namespace) -> Result:
 
 
 def opening(options: argparse.Namespace) -> Result:
-    """The second twentieth of so many games, of which no more are played: what `flat` compares the last one with."""
-    n, piece = options.in_flight, options.games // 20
-    window = Window([after_games(piece), after_games(2 * piece)])
+    """The second twentieth of `--games` in a run that ends there: what `flat` compares the last twentieth with."""
+    piece = options.games // 20
+    window = _marked(options, [piece, 2 * piece])
+    return {"in_flight": options.in_flight, "games": 2 * piece, **between(*window.marks)}
+
+
+def _marked(options: argparse.Namespace, bounds: Sequence[int]) -> Window:
+    """Play on a cluster of its own until the last of `bounds`, with a mark at each of these numbers of games."""
+    n = options.in_flight
+    window = Window([after_games(bound) for bound in bounds])
     with local_cluster(n) as client:
         collect(client, vllm_config(n, options.latency_ms / 1000), n, window)
-    return {"in_flight": n, "games": 2 * piece, **between(*window.marks)}
+    return window
 
 
 def level(options: argparse.Namespace) -> Result:
