@@ -148,8 +148,7 @@ class Trainer:
                 with self.times.phase("learning"):
                     report = self._learner.step(batch, self._on_wait)
                 with self.times.phase("publishing"):
-                    self._advance(report, len(items))
-                self._log.step(report.number, self._metrics(report, items))
+                    self._advance(report, items)
         except Stopped:
             pass
         finally:
@@ -178,10 +177,12 @@ class Trainer:
         shares = self.times.shares()
         return step_metrics(report, items, self._buffer, self._staleness, self._registry, shares)
 
-    def _advance(self, report: TrainReport, trained: int) -> None:
+    def _advance(self, report: TrainReport, items: list[TrainingStep]) -> None:
         """Publish what was learned, and keep what is needed to go on from here. No game begins meanwhile.
 
-        The checkpoint is written before a game can name the new version, so that no game on disk is ahead of it.
+        The checkpoint is written before a game can name the new version, so that no game on disk is ahead of it; and
+        after the step's line in the log, for a run that is resumed drops lines of later steps but cannot make up for
+        one that is missing.
         """
         model = None
         with self._scheduler.between_games:
@@ -190,11 +191,12 @@ class Trainer:
             self.progress = Progress(
                 number=report.number + 1,
                 version=report.policy_version,
-                trained=self.progress.trained + trained,
+                trained=self.progress.trained + len(items),
                 skipped=self.progress.skipped + report.skipped,
             )
             self._staleness.trained(report.policy_version)
             self._discard_too_old()
+            self._log.step(report.number, self._metrics(report, items))
             if self._checkpoint is not None:
                 self._checkpoint(self.progress)
         if model is not None and self._on_published is not None:

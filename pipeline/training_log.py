@@ -39,11 +39,13 @@ class TrainingLog:
             os.replace(temporary, self._path)
 
     def step(self, number: int, metrics: Mapping[str, float]) -> None:
-        """Take the figures of learning step `number`, counted from 0."""
+        """Take the figures of learning step `number`, counted from 0; its line is on the disk when this returns."""
         self._tracker.log_learning(metrics, number)
         if self._path is not None:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"number": number, **metrics}) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
 
 
 def read_log(path: Path) -> Iterator[dict[str, float]]:
@@ -65,8 +67,8 @@ def step_metrics(
 
     `reward` is the mean raw reward in the batch, each learning player of each game counted once. `lag/share_K` is the
     share of the run's steps so far that were learned from at lag K; `baseline/ENV/player_I` the running mean that is
-    subtracted from rewards; `time/PART` a share of the run's wall time. `evaluation/*` are of the version before this
-    step's, whose games have mostly ended.
+    subtracted from rewards; `time/PART` a share of the run's wall time before the step was published. `evaluation/*`
+    are of the version before this step's, whose games have mostly ended.
     """
     rewards = {(item.game_id, item.agent.player_id): item.reward for item in items}
     metrics = {

@@ -180,7 +180,8 @@ def check_one_mlflow_run(run_dir: Path, learning_steps: int) -> None:
 
 def test_another_run_is_refused_with_what_differs(model: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    kill_after(run_dir, stub_config(model, learning_steps=3), steps=1, pause_s=0.0)
+    # The second step's line says that the first one's checkpoint is there.
+    kill_after(run_dir, stub_config(model, learning_steps=3), steps=2, pause_s=0.0)
     other = make_model(tmp_path / "other", seed=1)
     other_algorithm = "tests.learning_runs:Diverging"
     for section, changes, message in (

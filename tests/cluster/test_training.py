@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +93,7 @@ class Run:
         assert self.lora is not None
         return self.registry.publish(files, base=self.base, lora=self.lora, step=step, algorithm="reinforce")
 
-    def train(self, learning_steps: int) -> Progress:
+    def train(self, learning_steps: int, checkpoint: Callable[[Progress], None] | None = None) -> Progress:
         with self.store, LearnerTasks(self.client, self.spec, self.scheduler.run_id) as learner:
             self.trainer = Trainer(
                 self.scheduler,
@@ -105,6 +105,7 @@ class Run:
                 TrainingLog(NullTracker(), self.run_dir),
                 batch_steps=16,
                 num_train_workers=8,
+                checkpoint=checkpoint,
             )
             return self.trainer.train(learning_steps)
 
@@ -121,6 +122,17 @@ def test_on_policy_every_step_is_of_the_version_that_learns(client: Client, mode
     shares = run.trainer.times.shares()
     assert shares["learning"] > 0 and shares["waiting"] > 0 and shares["publishing"] > 0 and shares["collecting"] > 0
     assert shares["learning"] + shares["waiting"] + shares["publishing"] <= 1
+
+
+def test_a_step_is_in_the_log_before_its_checkpoint(client: Client, model: Path, tmp_path: Path) -> None:
+    """A driver killed after the checkpoint must not lose the step's line; one killed before it takes the step again."""
+    lines_at_checkpoints: list[int] = []
+
+    def checkpoint(progress: Progress) -> None:
+        lines_at_checkpoints.append(len(list(read_log(tmp_path / LOG_NAME))) - progress.number)
+
+    Run(client, model, tmp_path, lag=0).train(3, checkpoint)
+    assert lines_at_checkpoints == [0, 0, 0]
 
 
 def test_a_lost_learner_costs_one_step(client: Client, model: Path, tmp_path: Path) -> None:
